@@ -1,0 +1,112 @@
+"""Forward time of SNNKLinear against the dense layer and against minimal hand-written code for the same map.
+
+    python benchmarks/layers.py [--quick] [--out FILE]
+
+8192 tokens, d = 768, out = 3072. The three contenders take turns in one run; figures are ratios of median times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from snnk import URF, SNNKLinear
+from snnk.experiments.records import Results
+
+HAND_BOUND, DENSE_BOUND, DENSE_AT = 1.1, 0.3, 16
+
+
+@dataclass(frozen=True)
+class Config:
+    tokens: int = 8192
+    dim: int = 768
+    out: int = 3072
+    features: tuple[int, ...] = (8, 16, 64, 256)
+    rounds: int = 15
+    threads: int = 2
+    seed: int = 0
+
+
+def hand_written(layer: SNNKLinear) -> Callable[[Tensor], Tensor]:
+    """The layer's computation with nothing around it: no modules, no checks, constants folded."""
+    fm, a = layer.feature_map, layer.weight.detach()
+    g = fm.projection
+    if not isinstance(fm, URF):
+        return lambda x: F.relu(x @ g.T) @ a.T
+    rotation = g * fm.rho[:, None]
+    rate = 0.5 * fm.rho.square()
+    level = fm.log_gain - rate * fm.summary[0].square()
+
+    def forward(x: Tensor) -> Tensor:
+        y = x @ rotation.T
+        amplitude = torch.exp(x.norm(dim=-1, keepdim=True).square() * rate + level)
+        return torch.cat([y.cos() * amplitude, y.sin() * amplitude], -1) @ a.T
+
+    return forward
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="512 tokens and three rounds; says nothing about speed")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/layers.json"))
+    args = parser.parse_args()
+    config = Config(tokens=512, rounds=3) if args.quick else Config()
+    torch.set_num_threads(config.threads)
+    results = Results(args.out, config)
+    generator = torch.Generator().manual_seed(config.seed)
+    x = torch.randn(config.tokens, config.dim, generator=generator) / math.sqrt(config.dim)
+    activations: dict[str, nn.Module] = {"relu": nn.ReLU(), "gelu": nn.GELU()}
+    missed = 0
+    for name, activation in activations.items():
+        dense = nn.Sequential(nn.Linear(config.dim, config.out), activation)
+        for m in config.features:
+            row = results.find(map=name, num_features=m)
+            if row is None:
+                layer = SNNKLinear(config.dim, config.out, m, name)
+                contenders: dict[str, Callable[[Tensor], Tensor]] = {
+                    "snnk": layer,
+                    "hand": hand_written(layer),
+                    "dense": dense,
+                }
+                times: dict[str, list[float]] = {key: [] for key in contenders}
+                with torch.no_grad():
+                    if not torch.allclose(layer(x), contenders["hand"](x), atol=1e-3):
+                        raise RuntimeError("the hand-written code computes something else")
+                    for _ in range(config.rounds):
+                        for key, forward in contenders.items():
+                            start = time.perf_counter()
+                            forward(x)
+                            times[key].append(time.perf_counter() - start)
+                median = {key: statistics.median(values) for key, values in times.items()}
+                row = results.add(
+                    {
+                        "map": name,
+                        "num_features": m,
+                        "over_hand_written": median["snnk"] / median["hand"],
+                        "over_dense": median["snnk"] / median["dense"],
+                        "dense_ms": 1e3 * median["dense"],
+                        "rounds": config.rounds,
+                        "seed": config.seed,
+                    }
+                )
+            missed += row["over_hand_written"] > HAND_BOUND or (m == DENSE_AT and row["over_dense"] > DENSE_BOUND)
+            sys.stdout.write(
+                f"{name} m = {m}: {row['over_hand_written']:.3f} of hand-written (bound {HAND_BOUND}), "
+                f"{row['over_dense']:.3f} of dense{f' (bound {DENSE_BOUND})' if m == DENSE_AT else ''}\n"
+            )
+            sys.stdout.flush()
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Scalable neural network kernels: f(Wx + b) as phi(x) . psi(W, b)."""
+
+from snnk.activations import ACTIVATIONS, Activation, Spectrum
+from snnk.features import (
+    FEATURE_MAPS,
+    URF,
+    ArcCosine,
+    FeatureMap,
+    PowerSeries,
+    ProjectedURF,
+    Sampled,
+    UnreachableError,
+)
+from snnk.layers import SNNKLinear
+from snnk.projections import PROJECTIONS, Projection
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ACTIVATIONS",
+    "FEATURE_MAPS",
+    "PROJECTIONS",
+    "URF",
+    "Activation",
+    "ArcCosine",
+    "FeatureMap",
+    "PowerSeries",
+    "ProjectedURF",
+    "Projection",
+    "SNNKLinear",
+    "Sampled",
+    "Spectrum",
+    "UnreachableError",
+    "__version__",
+]

@@ -1,0 +1,83 @@
+"""Checks of what users pass in: each error says what came, what was expected and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def choose(name: Any, known: Iterable[str], kind: str) -> str:
+    """Return `name` if it is one of `known`, else raise an error that lists them and the nearest."""
+    known = list(known)
+    if isinstance(name, str) and name in known:
+        return name
+    if not isinstance(name, str):
+        raise TypeError(f"{kind} must be one of {', '.join(known)}; got {type(name).__name__}")
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}")
+
+
+def look_up(name: Any, table: Mapping[str, T], kind: str) -> T:
+    """Return `table[name]`, with the error of `choose` for an unknown name."""
+    return table[choose(name, table, kind)]
+
+
+def positive_int(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a positive integer; got {value!r}")
+    return value
+
+
+def even_features(num_features: Any) -> int:
+    """Maps with a (cos, sin) or (positive, negative) pair for each projection need an even count."""
+    positive_int(num_features, "num_features")
+    if num_features % 2:
+        raise ValueError(
+            f"num_features must be even, two features a projection; got {num_features}. "
+            f"Use {num_features - 1 or 2} or {num_features + 1}"
+        )
+    return num_features
+
+
+def positive(value: Any, name: str) -> float:
+    if not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be a positive number; got {value!r}")
+    return float(value)
+
+
+def matrix(x: Tensor, in_features: int, name: str) -> Tensor:
+    """A floating tensor whose last dimension is `in_features`; safe inside torch.compile."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor; got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be a floating tensor; got {x.dtype}. Convert it with .float()")
+    if x.ndim == 0 or x.shape[-1] != in_features:
+        raise ValueError(f"{name} must end in dimension {in_features}; got shape {tuple(x.shape)}")
+    return x
+
+
+def finite(x: Tensor, name: str) -> Tensor:
+    bad = x.numel() - int(torch.isfinite(x).sum())
+    if bad:
+        raise ValueError(f"{name} has {bad} NaN or infinite values of {x.numel()}; clean them first")
+    return x
+
+
+def layer_weights(weight: Tensor, bias: Tensor | None, in_features: int) -> tuple[Tensor, Tensor]:
+    """Check a layer's (out, in) weight and (out,) bias; both come back in float64, a missing bias as zeros."""
+    finite(matrix(weight, in_features, "weight"), "weight")
+    if weight.ndim != 2:
+        raise ValueError(f"weight must be (out_features, {in_features}); got shape {tuple(weight.shape)}")
+    if bias is None:
+        bias = weight.new_zeros(weight.shape[0])
+    finite(matrix(bias, weight.shape[0], "bias"), "bias")
+    if bias.ndim != 1:
+        raise ValueError(f"bias must be ({weight.shape[0]},); got shape {tuple(bias.shape)}")
+    return weight.double(), bias.double()

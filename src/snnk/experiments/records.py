@@ -1,0 +1,90 @@
+"""Result rows: JSON with seed, versions, configuration and its hash beside each figure, written as they come."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy
+import scipy
+import torch
+
+import snnk
+
+Row = dict[str, Any]
+
+
+def environment() -> dict[str, str]:
+    """Versions, hardware and, in a checkout, the commit that the rows come from."""
+    here = Path(__file__).parent
+    try:
+        run = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=5
+        )
+        commit = run.stdout.strip() if run.returncode == 0 else ""
+    except (OSError, subprocess.SubprocessError):
+        commit = ""
+    return {
+        "snnk": snnk.__version__,
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "scipy": scipy.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "commit": commit,
+    }
+
+
+class Results:
+    """Rows of one configuration in one JSON file; a second run finds those that are done.
+
+    Args:
+        path: the file. It is replaced as a whole under a temporary name, so it is never half-written.
+        config: a dataclass instance; rows of another configuration in the file are not taken over.
+    """
+
+    def __init__(self, path: Path, config: Any) -> None:
+        self.path = path
+        self.config = asdict(config)
+        self.hash = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:12]
+        self.rows: list[Row] = []
+        if path.exists():
+            try:
+                stored = json.loads(path.read_text())
+                known, rows = stored["config_hash"], stored["rows"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{path} is not a result file of snnk; move it away or name another --out") from error
+            if known == self.hash:
+                self.rows = rows
+
+    def find(self, **key: Any) -> Row | None:
+        """The row with these values, if it has been computed."""
+        return next((row for row in self.rows if all(row.get(k) == v for k, v in key.items())), None)
+
+    def add(self, row: Row) -> Row:
+        self.rows.append(row)
+        body = {"config": self.config, "config_hash": self.hash, "environment": environment(), "rows": self.rows}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(body, indent=1) + "\n")
+        temporary.replace(self.path)
+        return row
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+
+def save_figure(figure: Any, path: Path) -> Path:
+    """Write a matplotlib figure under a temporary name, then rename it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    figure.savefig(temporary, dpi=130, bbox_inches="tight")
+    temporary.replace(path)
+    return path

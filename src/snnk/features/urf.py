@@ -1,0 +1,386 @@
+r"""Universal random features (section 3.1), in real arithmetic.
+
+f(z) = sum_k alpha_k cos(omega_k z) + beta_k sin(omega_k z), or the same with frequencies sampled from the Fourier
+transform and importance weights. With u = rho x, v = (omega / rho) w and g ~ N(0, I), the paper's Lambda_g with A = 0
+gives exp(i omega x.w) = E[exp(i g.u + |u|^2/2) exp(g.v - |v|^2/2)]. A frequency and its negative are conjugate, so
+their sum is real, with two real features a projection (a complex layer stores four):
+
+    phi(x) = exp(|u|^2/2) [cos g.u, sin g.u],
+    psi(w, b) = exp(g.v - |v|^2/2) [alpha cos t + beta sin t, beta cos t - alpha sin t],    t = omega b.
+
+Three things lower the error at no cost in phi. Antithetic pairs +g, -g turn exp(g.v) in psi into cosh and sinh.
+Orthogonal g of length sqrt(d) take the error of x.w out of every full block. And rho = sqrt(omega |w| / |x|) balances
+the norms: the second moment of a projection is cosh|u|^2 cosh|v|^2, which with |u||v| given is least at |u| = |v|.
+Inputs are taken relative to their mean c, which is exact: w.x + b = w.(x - c) + (b + w.c), and |x - c| replaces |x|.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy import stats
+from torch import Generator, Tensor
+
+from snnk import _checks
+from snnk._series import Array, Series, block_factor
+from snnk.activations import Activation, resolve_activation
+from snnk.features.base import WARN, FeatureMap, at_least_float
+from snnk.projections import resolve_projection
+
+MOST_FEATURES = 1 << 17
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Frequencies drawn from a proposal density with importance weights, the paper's continuous case.
+
+    Args:
+        proposal: a frozen continuous scipy.stats distribution of xi on the real line. Its tails must be heavier than
+            those of the transform times exp(2 pi xi |x||w|), or the variance is infinite: a Gaussian is too light for
+            tanh. Default: Laplace of scale 1/(2 pi).
+        block_size: number of projections that share one xi; 1 is iid sampling, more is the paper's block-iid.
+    """
+
+    proposal: Any = None
+    block_size: int = 1
+
+    def rows(
+        self, activation: Activation, low: float, high: float, projections: int, generator: Generator
+    ) -> tuple[Array, Array, Array]:
+        """(omega, alpha, beta), each (projections,): an equal share for each delta and each non-zero part."""
+        proposal = stats.laplace(scale=1 / (2 * math.pi)) if self.proposal is None else self.proposal
+        size = _checks.positive_int(self.block_size, "block_size")
+        spectrum = activation.spectrum
+        if spectrum is None or spectrum.order > 1 or spectrum.slope:
+            spectrum = activation.windowed(low, high)
+        atoms = [(xi, weight) for xi, weight in spectrum.atoms if xi >= 0]
+        probe = np.abs(proposal.ppf(np.linspace(0.51, 0.99, 49)))
+        parts = [j for j, part in enumerate(spectrum.parts(probe)) if part.max() > 0]
+        pieces = len(atoms) + len(parts)
+        if projections < pieces:
+            raise ValueError(
+                f"the transform of {activation.name} has {pieces} parts; num_features must be at least {2 * pieces}"
+            )
+        counts = [len(share) for share in np.array_split(np.arange(projections), pieces)]
+        rows = []
+        for (place, mass), n in zip(atoms, counts, strict=False):
+            pair = 2 if place > 0 else 1
+            rows.append(np.repeat([[2 * math.pi * place], [pair * mass.real], [-pair * mass.imag]], n, axis=1))
+            rows[-1][1:] *= projections / n
+        for j, n in zip(parts, counts[len(atoms) :], strict=True):
+            u = torch.rand(-(-n // size), generator=generator, dtype=torch.float64).clamp(1e-15, 1 - 1e-15)
+            xi = np.repeat(np.abs(proposal.ppf(u.numpy())), size)[:n]
+            # xi and -xi together have density pbar(xi) + pbar(-xi); 2 Re FT goes with cos, -2 Im FT with sin
+            weight = 2 * spectrum.parts(xi)[j] / (proposal.pdf(xi) + proposal.pdf(-xi)) * projections / n
+            signed = (1.0, -1.0, -1.0, 1.0)[j] * weight
+            rows.append(np.stack([2 * math.pi * xi, signed * (j < 2), signed * (j >= 2)]))
+        omega, alpha, beta = np.concatenate(rows, axis=1)
+        return omega, alpha, beta
+
+
+class URF(FeatureMap):
+    """Features of f(w.x + b) for any activation, with a predicted error.
+
+    Args:
+        in_features: size d of inputs and weights.
+        num_features: number m of real features, two a projection.
+        activation: name, Activation, torch module or elementwise callable.
+        x_norm, w_norm: typical |x| and |w|; `calibrate` measures them. Far from the truth, the estimate is still right
+            but its error grows.
+        range: (low, high) that z = w.x + b takes; default +-(x_norm w_norm), or the activation's own range.
+        spectrum: "series" (a fitted trigonometric series), a Series of your own, or Sampled(...).
+        projection: name in PROJECTIONS, a Projection, or a callable.
+        antithetic: average over +g and -g in psi; free.
+        rho: "balanced", or "paper" (rho = omega, eta = 1).
+        A: the paper's exponent on |g|^2, <= 0, or "auto" for the best. Its gain is 5 % at d = 16, nothing at d = 2000,
+            and it needs Gaussian rows.
+        on_error, normalize: see FeatureMap; norms and range are meant after it.
+        seed, device, dtype: of the map.
+
+    Example:
+        >>> fm = URF(8, 512, "tanh", x_norm=0.5, w_norm=0.5)
+        >>> x, w = torch.full((1, 8), 0.15), torch.full((1, 8), 0.15)
+        >>> bool((fm.phi(x) @ fm.psi(w).T - torch.tanh(x @ w.T)).abs() < 0.05)
+        True
+    """
+
+    center: Tensor
+    rho: Tensor
+    eta: Tensor
+    alpha: Tensor
+    beta: Tensor
+    log_gain: Tensor
+    summary: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        num_features: int,
+        activation: Any = "gelu",
+        *,
+        x_norm: float = 1.0,
+        w_norm: float = 1.0,
+        range: tuple[float, float] | None = None,
+        spectrum: str | Series | Sampled = "series",
+        projection: Any = "orthogonal",
+        antithetic: bool = True,
+        rho: str = "balanced",
+        A: float | str = 0.0,
+        on_error: str = "raise",
+        normalize: str | None = None,
+        seed: int = 0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            in_features, _checks.even_features(num_features), normalize=normalize, on_error=on_error, seed=seed
+        )
+        self.activation = resolve_activation(activation, range)
+        if not isinstance(spectrum, Series | Sampled):
+            _checks.choose(spectrum, ["series"], "spectrum")
+        self.spectrum = spectrum
+        self.kind = resolve_projection(projection)
+        self.antithetic = antithetic
+        self.split = _checks.choose(rho, ["balanced", "paper"], "rho")
+        if A != "auto" and not (isinstance(A, int | float) and A <= 0):
+            raise ValueError(f"A must be a number <= 0 or 'auto'; got {A!r}")
+        if A != 0 and not self.kind.gaussian_rows:
+            raise ValueError(
+                f"A = {A!r} needs Gaussian rows; {self.kind.name!r} has none. Use 'orthogonal_chi' or 'iid'"
+            )
+        self.A = A
+        self.norms = _checks.positive(x_norm, "x_norm"), _checks.positive(w_norm, "w_norm")
+        own = self.activation.spectrum is not None and self.activation.spectrum.order <= 1 and spectrum != "series"
+        exact = self.activation.name in ("sin", "cos") or own
+        self.unbiased = self.kind.gaussian_rows and exact and not isinstance(spectrum, Series)
+        rows = num_features // 2
+        for name, shape in {
+            "projection": (rows, in_features),
+            "center": (in_features,),
+            "rho": (rows,),
+            "eta": (rows,),
+            "alpha": (rows,),
+            "beta": (rows,),
+            "log_gain": (rows,),
+            "summary": (6,),  # x_norm, w_norm, low, high, squared misfit of the series, variance of f
+        }.items():
+            self.register_buffer(name, torch.empty(shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @classmethod
+    def paper(
+        cls,
+        in_features: int,
+        num_features: int,
+        activation: Any = "sin",
+        *,
+        proposal: Any = None,
+        block_size: int = 1,
+        **options: Any,
+    ) -> URF:
+        """The paper's estimator to the letter: iid Gaussian projections, rho = 2 pi i xi, eta = 1, frequencies sampled.
+
+        Args:
+            in_features, num_features, activation: as for URF; two real features a projection.
+            proposal, block_size: see Sampled.
+            **options: any argument of URF, such as A, rho or projection.
+
+        Example:
+            >>> URF.paper(8, 16, "sin").psi(torch.ones(3, 8)).shape
+            torch.Size([3, 16])
+        """
+        defaults = {"projection": "iid", "antithetic": False, "rho": "paper", "on_error": "ignore"}
+        sampled = Sampled(proposal, block_size)
+        return cls(in_features, num_features, activation, **{**defaults, **options, "spectrum": sampled})
+
+    def reset_parameters(self) -> None:
+        x_norm, w_norm = self.norms
+        low, high = self.activation.range or (-x_norm * w_norm, x_norm * w_norm)
+        self._build(x_norm, w_norm, np.linspace(low, high, 512), torch.zeros(self.in_features))
+
+    def calibrate(self, x: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None) -> URF:
+        """Set mean, norms and range from inputs (n, d) and a layer's weights, either of which may be missing.
+
+        Example:
+            >>> x, w = torch.rand(100, 8), torch.rand(3, 8)
+            >>> URF(8, 64, "sin").calibrate(x, w).psi(w).shape
+            torch.Size([3, 64])
+        """
+        x_norm, w_norm = self.norms
+        center = torch.zeros(self.in_features, dtype=torch.float64)
+        if x is not None:
+            center, x_norm = self._center_and_norm(x)
+        span, mid = x_norm * w_norm, torch.zeros(1, dtype=torch.float64)
+        if weight is not None:
+            w, b = _checks.layer_weights(weight.detach(), None if bias is None else bias.detach(), self.in_features)
+            w, b = self._normalized(w.cpu()), b.cpu()
+            w_norm = float(w.square().sum(1).mean().sqrt().clamp_min(1e-6))
+            mid, span = b + w @ center, x_norm * float(w.norm(dim=1).max())
+        z: Array
+        if self.activation.range is not None:
+            z = np.linspace(*self.activation.range, 512)
+        elif x is not None and weight is not None:
+            x = self._normalized(_thin(x.detach().reshape(-1, self.in_features), 1024).double().cpu())
+            z = np.quantile((x @ _thin(w, 256).T + _thin(b, 256)).numpy(), np.linspace(0, 1, 2048))
+        else:
+            z = np.linspace(float(mid.min()) - span, float(mid.max()) + span, 512)
+        self._build(x_norm, w_norm, z, center)
+        return self
+
+    def _build(self, x_norm: float, w_norm: float, z: Array, center: Tensor) -> None:
+        generator = self._generator()
+        projections = self.num_features // 2
+        f = self.activation.evaluate(z)
+        if isinstance(self.spectrum, Sampled):
+            omega, alpha, beta = self.spectrum.rows(self.activation, z.min(), z.max(), projections, generator)
+            counts, misfit = [projections], 0.0
+        else:
+            series = self.spectrum
+            if not isinstance(series, Series):
+                series = self.activation.series_on(z, x_norm * w_norm, projections, self._block)
+            counts = series.counts.tolist()
+            if sum(counts) != projections:
+                raise ValueError(f"the series shares out {sum(counts)} projections; num_features needs {projections}")
+            repeat = [
+                np.repeat(a, counts) for a in (series.omega, series.alpha, series.beta, projections / series.counts)
+            ]
+            omega, alpha, beta = repeat[0], repeat[1] * repeat[3], repeat[2] * repeat[3]
+            misfit = float(np.mean((f - series(z)) ** 2))
+        # each atom has its own blocks of rows, so that the rows of one term are orthogonal
+        g = torch.cat([self.kind(n, self.in_features, generator) for n in counts]).double()
+        rho = np.sqrt(omega * w_norm / x_norm) if self.split == "balanced" else omega
+        eta = np.sqrt(omega * x_norm / w_norm) if self.split == "balanced" else np.ones_like(omega)
+        a = torch.from_numpy(
+            best_A(eta * w_norm, self.in_features) if self.A == "auto" else np.full_like(omega, self.A)
+        )
+        gain = a * g.square().sum(1) + self.in_features / 4 * torch.log1p(-4 * a) - 0.5 * math.log(projections)
+        self._fill(
+            projection=g * (1 - 4 * a).sqrt()[:, None],
+            center=center,
+            rho=torch.from_numpy(rho),
+            eta=torch.from_numpy(eta),
+            alpha=torch.from_numpy(alpha),
+            beta=torch.from_numpy(beta),
+            log_gain=gain,
+            summary=torch.tensor([x_norm, w_norm, z.min(), z.max(), misfit, f.var()]),
+        )
+
+    @property
+    def _block(self) -> int | None:
+        return self.in_features if self.kind.sphere_rows else None
+
+    def _phi(self, x: Tensor) -> Tensor:
+        x = x - self.center.to(x.dtype)
+        y = F.linear(x, self.projection)
+        angle = at_least_float(y) * self.rho
+        energy = torch.linalg.vector_norm(at_least_float(x), dim=-1, keepdim=True).square()
+        # relative to the typical norm: that constant belongs to psi, and phi stays of order one
+        amplitude = torch.exp(0.5 * self.rho.square() * (energy - self.summary[0].square()) + self.log_gain)
+        return torch.cat([angle.cos() * amplitude, angle.sin() * amplitude], -1).to(y.dtype)
+
+    def _psi(self, weight: Tensor, bias: Tensor, check: bool) -> Tensor:
+        if check and self.on_error != "ignore":
+            self._check_reach(weight, bias)
+        g, eta, log_gain = self.projection.double(), self.eta.double(), self.log_gain.double()
+        v = weight @ g.T * eta  # (o, P)
+        energy = weight.square().sum(1, keepdim=True)
+        constant = 0.5 * (self.rho.double() * self.summary[0].double()).square() + log_gain
+        level = constant - 0.5 * eta.square() * energy
+        even, odd = self._turned(weight, bias)
+        if self.antithetic:  # exp(level) cosh(v), exp(level) sinh(v), without overflow in between
+            up, down = torch.exp(level + v) / 2, torch.exp(level - v) / 2
+            return torch.cat([even * (up + down), odd * (up - down)], 1)
+        tower = torch.exp(level + v)
+        return torch.cat([even * tower, odd * tower], 1)
+
+    def _turned(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Coefficients of cos and sin of omega w.(x - c), the bias and the mean turned into them: two (o, P)."""
+        t = (bias + weight @ self.center.double())[:, None] * (self.rho * self.eta).double()
+        alpha, beta = self.alpha.double(), self.beta.double()
+        return alpha * t.cos() + beta * t.sin(), beta * t.cos() - alpha * t.sin()
+
+    def _exact(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return self.activation(x @ weight.T + bias)
+
+    def predicted_error(self, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        """Expected squared error for each output, (o,): misfit of the series plus variance.
+
+        For x of the typical norm and w in general position; for aligned pairs it is an upper bound. Without a weight,
+        one output of the typical norm.
+        """
+        if weight is None:
+            weight = self.projection.new_zeros(1, self.in_features, dtype=torch.float64)
+            weight[0, 0] = self.summary[1]
+        w, b = _checks.layer_weights(weight, bias, self.in_features)
+        return self._predict(self._normalized(w), b)
+
+    def _predict(self, weight: Tensor, bias: Tensor) -> Tensor:
+        d, rows = self.in_features, len(self.rho)
+        even, odd = (c.square() for c in self._turned(weight, bias))
+        uu = (self.rho * self.summary[0]).double().square()  # (P,)
+        vv = self.eta.double().square() * weight.square().sum(1, keepdim=True)  # (o, P)
+        if self.antithetic:
+            lead = even * (uu.square() + vv.square()) / 2 + odd * uu * vv
+            rest = even * (uu.cosh() * vv.cosh() - 1) + odd * uu.sinh() * vv.sinh() - lead
+            if self.kind.sphere_rows:
+                _, inverse, counts = torch.unique(self.eta, return_inverse=True, return_counts=True)
+                factor = torch.from_numpy(block_factor(counts.cpu().numpy(), d)).to(lead.device)
+                lead = lead * factor[inverse]
+                # on the sphere cos(z) comes out as cos(z) exp(z^2/(d + 2)), E z^4 = 3 kappa^4 / (d (d + 2))
+                rest = rest + 1.5 * (even + odd) * counts[inverse] * (uu * vv).square() / (d * (d + 2) ** 3)
+            variance = lead + rest
+        else:
+            variance = vv.exp() * (even * uu.cosh() + odd * uu.sinh())
+            known = even.mean(1, keepdim=True) if isinstance(self.spectrum, Sampled) else even
+            variance = variance - known
+        return self.summary[4].double() + variance.sum(1) / rows**2
+
+    def _check_reach(self, weight: Tensor, bias: Tensor) -> None:
+        error, scale = float(self._predict(weight, bias).mean()), float(self.summary[5])
+        if error <= WARN * scale:
+            return  # the advice below takes a search
+        self._judge(
+            error, scale, self._advice(float(weight.square().sum(1).mean().sqrt()), float(self.summary[0]), scale)
+        )
+
+    def _advice(self, w_norm: float, x_norm: float, scale: float) -> str:
+        name, kappa = self.activation.name, x_norm * w_norm
+        where = f"This is {name} at |x||w| = {x_norm:.3g} x {w_norm:.3g}."
+        low, high = self.summary[2:4].tolist()
+        z = np.linspace(low, high, 256) if high > low else np.array([low, low + 1e-3])
+        projections = self.num_features // 2
+        while projections < MOST_FEATURES // 2:
+            projections *= 2
+            series = self.activation.series_on(z, kappa, projections, self._block)
+            misfit = np.mean((self.activation.evaluate(z) - series(z)) ** 2)
+            if misfit + series.variance(kappa, self._block) <= WARN * scale:
+                return (
+                    f"{where} About {2 * projections} features would do; smaller norms would too (normalize='dim' or "
+                    f"'unit'), and ProjectedURF needs fewer."
+                )
+        return (
+            f"{where} Not even {MOST_FEATURES} features would do: normalize, take ProjectedURF, or fit psi from data."
+        )
+
+    def extra_repr(self) -> str:
+        kind = "sampled" if isinstance(self.spectrum, Sampled) else "series"
+        return (
+            f"{super().extra_repr()}, activation={self.activation.name}, spectrum={kind}, projection={self.kind.name}"
+        )
+
+
+def best_A(v_norm: Array, d: int) -> Array:
+    """The A <= 0 of least second moment of Lambda_g(v): with a = -A, 16 d a^2 + (2 d - 4 |v|^2) a = |v|^2."""
+    vv = np.square(v_norm)
+    p = 2 * d - 4 * vv
+    return -(np.sqrt(p**2 + 64 * d * vv) - p) / (32 * d)
+
+
+def _thin(x: Tensor, most: int) -> Tensor:
+    """At most `most` rows of x, evenly spaced."""
+    return x[:: -(-len(x) // most)]
