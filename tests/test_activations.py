@@ -2,7 +2,6 @@ import math
 
 import mpmath
 import numpy as np
-import oracles
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +11,8 @@ from snnk import ACTIVATIONS, Activation
 from snnk._series import fit_series
 from snnk.activations import leaky_relu, resolve_activation
 from snnk.features import Sampled
+
+import oracles
 
 SMOOTH = ["gelu", "gelu_tanh", "tanh", "sigmoid", "silu", "softplus", "erf"]
 MPMATH = {

@@ -6,8 +6,8 @@ With FT_f(xi) = \int f(z) exp(-2 pi i xi z) dz, every activation here obeys
 
 (`slope` is the delta' part; sin and cos are two deltas instead of a density). Transforms of growing or step-like
 functions have a pole at 0, so the four parts of the paper need not be integrable; the compensated form above always
-is. A short trigonometric series on the range that z takes, `Activation.series`, is the better estimator for all but
-sin and cos; `fit_series` explains why.
+is. A short trigonometric series on the range that z takes, `Activation.series`, is the better estimator, even of sin
+and cos; `fit_series` explains why.
 """
 
 from __future__ import annotations
@@ -80,17 +80,24 @@ class Activation:
     def series(self, low: float, high: float, kappa: float = 1.0, projections: int = 64) -> Series:
         """Trigonometric series for `projections` projections at |x||w| = kappa, on z in [low, high].
 
-        sin and cos are their own series; everything else is fitted, see `fit_series`.
+        The one of least predicted error: fitted, see `fit_series`, or for sin and cos their own where that is better.
         """
         return self.series_on(np.linspace(low, high, 512), kappa, projections)
 
     def series_on(self, z: Array, kappa: float, projections: int, dim: int | None = None) -> Series:
         """As `series`, on a sample of the values that z takes; `dim` is the size of blocks of orthogonal rows."""
-        if self.spectrum is not None and self.spectrum.atoms and self.spectrum.density is None:
-            ((xi, weight),) = ((xi, w) for xi, w in self.spectrum.atoms if xi > 0)
-            omega = np.array([2 * math.pi * xi])
-            return Series(omega, np.array([2 * weight.real]), np.array([-2 * weight.imag]), np.array([projections]))
-        return fit_series(z, self.evaluate(z), kappa, projections, dim)
+        f = self.evaluate(z)
+        fitted, own = fit_series(z, f, kappa, projections, dim), self.own_series(projections)
+        error = float(np.mean((f - fitted(z)) ** 2)) + fitted.variance(kappa, dim)
+        return own if own is not None and own.variance(kappa, dim) < error else fitted
+
+    def own_series(self, projections: int) -> Series | None:
+        """The series that is the function itself, on any range: sin and cos have one."""
+        if self.spectrum is None or self.spectrum.density is not None or not self.spectrum.atoms:
+            return None
+        xi, weight = (np.array(a) for a in zip(*((xi, w) for xi, w in self.spectrum.atoms if xi > 0), strict=True))
+        counts = np.array([len(share) for share in np.array_split(np.arange(projections), len(xi))])
+        return Series(2 * math.pi * xi, 2 * weight.real, -2 * weight.imag, counts)
 
     def windowed(self, low: float, high: float) -> Spectrum:
         """Transform of f times a smooth window that is 1 on [low, high] to 2e-5 (the appendix's way out for ReLU)."""

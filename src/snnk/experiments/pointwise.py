@@ -46,12 +46,13 @@ def _estimators(config: Config) -> dict[str, dict[str, Callable[[int, int], Feat
     generator = torch.Generator().manual_seed(config.seed + 1)
     inputs = torch.rand(config.inputs, d, generator=generator) / d**0.5
     weights = torch.rand(config.inputs, d, generator=generator) / d**0.5
+    bias = torch.full((config.inputs,), config.bias)
     ours = partial(URF, d, activation="sin", x_norm=norm, w_norm=norm, on_error="ignore")
     return {
         "sine": {
             "paper": lambda p, seed: URF.paper(d, 2 * p, "sin", seed=seed),
             "ours": lambda p, seed: ours(num_features=2 * p, seed=seed),
-            "ours, calibrated": lambda p, seed: ours(num_features=2 * p, seed=seed).calibrate(inputs, weights),
+            "ours, calibrated": lambda p, seed: ours(num_features=2 * p, seed=seed).calibrate(inputs, weights, bias),
         },
         "arc-cosine": {
             "paper": lambda p, seed: ArcCosine(d, p, projection="iid", seed=seed),

@@ -59,10 +59,13 @@ class ArcCosine(FeatureMap):
         self.order = int(order)
         self.augment = augment
         self.kind = resolve_projection(projection)
-        self.unbiased = self.kind.gaussian_rows or self.kind.sphere_rows
         width = in_features + augment
         self.register_buffer("projection", torch.empty(num_features, width, device=device, dtype=dtype))
         self.reset_parameters()
+
+    @property
+    def unbiased(self) -> bool:
+        return self.kind.gaussian_rows or self.kind.sphere_rows
 
     def reset_parameters(self) -> None:
         m, width = self.projection.shape

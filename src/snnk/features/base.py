@@ -41,7 +41,6 @@ class FeatureMap(nn.Module):
         seed: of the generator that draws the map; the global random state is never touched.
     """
 
-    unbiased: bool
     projection: Tensor
 
     def __init__(
@@ -82,6 +81,11 @@ class FeatureMap(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.phi(x)
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the mean of phi(x) . psi(w, b) over seeds is exactly `exact(x, w, b)`, for every x, w and b."""
+        return False
 
     def reset_parameters(self) -> None:
         """Draw the map again from its seed, for example after `to_empty`."""

@@ -41,7 +41,6 @@ class PowerSeries(FeatureMap):
         torch.Size([5, 64])
     """
 
-    unbiased = True
     degrees: Tensor
     scale: Tensor
     signs: Tensor
@@ -79,6 +78,10 @@ class PowerSeries(FeatureMap):
         self.register_buffer("scale", torch.empty(len(parts), rows, device=device, dtype=dtype))
         self.register_buffer("signs", torch.empty(len(parts), 1, device=device, dtype=dtype))
         self.reset_parameters()
+
+    @property
+    def unbiased(self) -> bool:
+        return True
 
     def _parts(self) -> list[tuple[float, Tensor]]:
         """(sign, coefficients' sizes) of the positive and negative part, without an empty one."""

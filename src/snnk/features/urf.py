@@ -17,6 +17,7 @@ Inputs are taken relative to their mean c, which is exact: w.x + b = w.(x - c) +
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +93,8 @@ class URF(FeatureMap):
         activation: name, Activation, torch module or elementwise callable.
         x_norm, w_norm: typical |x| and |w|; `calibrate` measures them. Far from the truth, the estimate is still right
             but its error grows.
-        range: (low, high) that z = w.x + b takes; default +-(x_norm w_norm), or the activation's own range.
+        range: (low, high) that z = w.x + b takes; default +-(x_norm w_norm), or the activation's own range. Where it is
+            known, from here or from `calibrate`, sin and cos are fitted like all others if that has less error.
         spectrum: "series" (a fitted trigonometric series), a Series of your own, or Sampled(...).
         projection: name in PROJECTIONS, a Projection, or a callable.
         antithetic: average over +g and -g in psi; free.
@@ -146,6 +148,8 @@ class URF(FeatureMap):
         self.spectrum = spectrum
         self.kind = resolve_projection(projection)
         self.antithetic = antithetic
+        # an input so long that its estimate would be noise, e^10 times the typical variance, must not break training
+        self.limit = math.inf if isinstance(spectrum, Sampled) else 5.0
         self.split = _checks.choose(rho, ["balanced", "paper"], "rho")
         if A != "auto" and not (isinstance(A, int | float) and A <= 0):
             raise ValueError(f"A must be a number <= 0 or 'auto'; got {A!r}")
@@ -155,9 +159,6 @@ class URF(FeatureMap):
             )
         self.A = A
         self.norms = _checks.positive(x_norm, "x_norm"), _checks.positive(w_norm, "w_norm")
-        own = self.activation.spectrum is not None and self.activation.spectrum.order <= 1 and spectrum != "series"
-        exact = self.activation.name in ("sin", "cos") or own
-        self.unbiased = self.kind.gaussian_rows and exact and not isinstance(spectrum, Series)
         rows = num_features // 2
         for name, shape in {
             "projection": (rows, in_features),
@@ -198,18 +199,26 @@ class URF(FeatureMap):
         sampled = Sampled(proposal, block_size)
         return cls(in_features, num_features, activation, **{**defaults, **options, "spectrum": sampled})
 
+    @property
+    def unbiased(self) -> bool:
+        if isinstance(self.spectrum, Sampled):
+            own = self.activation.spectrum
+            return self.kind.gaussian_rows and own is not None and own.order <= 1 and not own.slope
+        return self.kind.gaussian_rows and float(self.summary[4]) == 0
+
     def reset_parameters(self) -> None:
         x_norm, w_norm = self.norms
         low, high = self.activation.range or (-x_norm * w_norm, x_norm * w_norm)
-        self._build(x_norm, w_norm, np.linspace(low, high, 512), torch.zeros(self.in_features))
+        known = self.activation.range is not None
+        self._build(x_norm, w_norm, np.linspace(low, high, 512), torch.zeros(self.in_features), known)
 
     def calibrate(self, x: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None) -> URF:
         """Set mean, norms and range from inputs (n, d) and a layer's weights, either of which may be missing.
 
         Example:
-            >>> x, w = torch.rand(100, 8), torch.rand(3, 8)
-            >>> URF(8, 64, "sin").calibrate(x, w).psi(w).shape
-            torch.Size([3, 64])
+            >>> x, w = torch.rand(100, 8), torch.rand(3, 8) / 2
+            >>> URF(8, 256, "sin").calibrate(x, w).psi(w).shape
+            torch.Size([3, 256])
         """
         x_norm, w_norm = self.norms
         center = torch.zeros(self.in_features, dtype=torch.float64)
@@ -229,10 +238,11 @@ class URF(FeatureMap):
             z = np.quantile((x @ _thin(w, 256).T + _thin(b, 256)).numpy(), np.linspace(0, 1, 2048))
         else:
             z = np.linspace(float(mid.min()) - span, float(mid.max()) + span, 512)
-        self._build(x_norm, w_norm, z, center)
+        self._build(x_norm, w_norm, z, center, known=weight is not None or self.activation.range is not None)
         return self
 
-    def _build(self, x_norm: float, w_norm: float, z: Array, center: Tensor) -> None:
+    def _build(self, x_norm: float, w_norm: float, z: Array, center: Tensor, known: bool) -> None:
+        """Choose frequencies and draw rows for z in a sample; unless its range is `known`, sin and cos stay exact."""
         generator = self._generator()
         projections = self.num_features // 2
         f = self.activation.evaluate(z)
@@ -240,8 +250,12 @@ class URF(FeatureMap):
             omega, alpha, beta = self.spectrum.rows(self.activation, z.min(), z.max(), projections, generator)
             counts, misfit = [projections], 0.0
         else:
-            series = self.spectrum
-            if not isinstance(series, Series):
+            own = self.activation.own_series(projections)
+            if isinstance(self.spectrum, Series):
+                series = self.spectrum
+            elif own is not None and not known:
+                series = own
+            else:
                 series = self.activation.series_on(z, x_norm * w_norm, projections, self._block)
             counts = series.counts.tolist()
             if sum(counts) != projections:
@@ -250,7 +264,8 @@ class URF(FeatureMap):
                 np.repeat(a, counts) for a in (series.omega, series.alpha, series.beta, projections / series.counts)
             ]
             omega, alpha, beta = repeat[0], repeat[1] * repeat[3], repeat[2] * repeat[3]
-            misfit = float(np.mean((f - series(z)) ** 2))
+            exact = own is not None and np.array_equal(series.omega, own.omega)
+            misfit = 0.0 if exact else float(np.mean((f - series(z)) ** 2))
         # each atom has its own blocks of rows, so that the rows of one term are orthogonal
         g = torch.cat([self.kind(n, self.in_features, generator) for n in counts]).double()
         rho = np.sqrt(omega * w_norm / x_norm) if self.split == "balanced" else omega
@@ -280,12 +295,13 @@ class URF(FeatureMap):
         angle = at_least_float(y) * self.rho
         energy = torch.linalg.vector_norm(at_least_float(x), dim=-1, keepdim=True).square()
         # relative to the typical norm: that constant belongs to psi, and phi stays of order one
-        amplitude = torch.exp(0.5 * self.rho.square() * (energy - self.summary[0].square()) + self.log_gain)
+        excess = 0.5 * self.rho.square() * (energy - self.summary[0].square())
+        amplitude = torch.exp(excess.clamp(max=self.limit) + self.log_gain)
         return torch.cat([angle.cos() * amplitude, angle.sin() * amplitude], -1).to(y.dtype)
 
     def _psi(self, weight: Tensor, bias: Tensor, check: bool) -> Tensor:
         if check and self.on_error != "ignore":
-            self._check_reach(weight, bias)
+            self._check_reach(weight.detach(), bias.detach())
         g, eta, log_gain = self.projection.double(), self.eta.double(), self.log_gain.double()
         v = weight @ g.T * eta  # (o, P)
         energy = weight.square().sum(1, keepdim=True)
@@ -310,7 +326,8 @@ class URF(FeatureMap):
     def predicted_error(self, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         """Expected squared error for each output, (o,): misfit of the series plus variance.
 
-        For x of the typical norm and w in general position; for aligned pairs it is an upper bound. Without a weight,
+        For x of the typical norm and w in general position; for aligned pairs, and for coupled rows other than
+        "orthogonal", it is an upper bound. Without a weight,
         one output of the typical norm.
         """
         if weight is None:
@@ -341,31 +358,41 @@ class URF(FeatureMap):
         return self.summary[4].double() + variance.sum(1) / rows**2
 
     def _check_reach(self, weight: Tensor, bias: Tensor) -> None:
+        low, high = self.summary[2:4].tolist()
+        mid = bias + weight @ self.center.double()  # (o,), where z of an average input lies
+        outside = int(((mid < low) | (mid > high)).sum())
+        if outside and float(self.summary[4]) > 0:
+            warnings.warn(
+                f"{outside} of {len(mid)} outputs centre outside ({low:.3g}, {high:.3g}), the range that the series of "
+                f"{self.activation.name} was fitted on; calibrate with these weights, or pass range=",
+                stacklevel=4,
+            )
         error, scale = float(self._predict(weight, bias).mean()), float(self.summary[5])
         if error <= WARN * scale:
             return  # the advice below takes a search
-        self._judge(
-            error, scale, self._advice(float(weight.square().sum(1).mean().sqrt()), float(self.summary[0]), scale)
-        )
+        self._judge(error, scale, self._advice(float(weight.square().sum(1).mean().sqrt())))
 
-    def _advice(self, w_norm: float, x_norm: float, scale: float) -> str:
-        name, kappa = self.activation.name, x_norm * w_norm
-        where = f"This is {name} at |x||w| = {x_norm:.3g} x {w_norm:.3g}."
-        low, high = self.summary[2:4].tolist()
-        z = np.linspace(low, high, 256) if high > low else np.array([low, low + 1e-3])
-        projections = self.num_features // 2
-        while projections < MOST_FEATURES // 2:
-            projections *= 2
-            series = self.activation.series_on(z, kappa, projections, self._block)
-            misfit = np.mean((self.activation.evaluate(z) - series(z)) ** 2)
-            if misfit + series.variance(kappa, self._block) <= WARN * scale:
+    def _advice(self, w_norm: float) -> str:
+        """What would help for weights of this norm: a search over numbers of features, each with its best series."""
+        x_norm, typical, low, high = self.summary[:4].tolist()
+        text = f"This is {self.activation.name} at |x||w| = {x_norm:.3g} x {w_norm:.3g}."
+        stretch = max(1.0, w_norm / typical)
+        if stretch > 1.5:
+            text += f" The map was made for |w| = {typical:.3g}: calibrate it with these weights first."
+        half = max(stretch * (high - low) / 2, 1e-3)
+        z = np.linspace((low + high) / 2 - half, (low + high) / 2 + half, 256)
+        f = self.activation.evaluate(z)
+        features = self.num_features
+        while features < MOST_FEATURES:
+            features *= 2
+            series = self.activation.series_on(z, x_norm * w_norm, features // 2, self._block)
+            misfit = np.mean((f - series(z)) ** 2)
+            if misfit + series.variance(x_norm * w_norm, self._block) <= WARN * f.var():
                 return (
-                    f"{where} About {2 * projections} features would do; smaller norms would too (normalize='dim' or "
-                    f"'unit'), and ProjectedURF needs fewer."
+                    f"{text} About {features} features would do; smaller norms would too (normalize='dim' or 'unit'), "
+                    "and ProjectedURF needs fewer."
                 )
-        return (
-            f"{where} Not even {MOST_FEATURES} features would do: normalize, take ProjectedURF, or fit psi from data."
-        )
+        return f"{text} Not even {features} features would do: normalize, take ProjectedURF, or fit psi from data."
 
     def extra_repr(self) -> str:
         kind = "sampled" if isinstance(self.spectrum, Sampled) else "series"

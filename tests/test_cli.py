@@ -1,0 +1,102 @@
+import json
+
+import pytest
+
+import snnk
+from snnk.cli import main
+from snnk.experiments import EXPERIMENTS, estimate
+from snnk.experiments.records import Results
+
+
+def run(capsys, *args):
+    with pytest.raises(SystemExit) as stop:
+        main(list(args))
+    out, err = capsys.readouterr()
+    return stop.value.code, out, err
+
+
+def test_version_and_help(capsys):
+    assert run(capsys, "--version")[:2] == (0, f"snnk {snnk.__version__}\n")
+    for args in ([], ["--help"]):
+        code, out, _ = run(capsys, *args)
+        assert code == 0 and all(command in out for command in ("estimate", "reproduce", "demo"))
+    assert "Example: snnk estimate" in run(capsys, "estimate", "--help")[1]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["estimate", "--bogus"], "--bogus"),
+        (["estimate", "--dim", "x"], "--dim"),
+        (["estimate", "--dim", "0"], "--dim must be a positive integer"),
+        (["estimate", "--activation", "gelo"], "did you mean 'gelu'"),
+        (["estimate", "--features", "3"], "must be even"),
+        (["estimate", "--features", "a,4"], "with commas"),
+        (["estimate", "--x-norm", "-1"], "positive number"),
+        (["nothing"], "nothing"),
+        (["reproduce", "pointwize"], "did you mean 'pointwise'"),
+        (["reproduce"], "name an experiment"),
+    ],
+)
+def test_bad_arguments_end_in_one_line(capsys, args, message):
+    code, out, err = run(capsys, *args)
+    assert code == 2 and out == ""
+    assert err.count("\n") == 1 and err.startswith("snnk: ") and message in err
+
+
+def test_estimate_writes_rows_and_picture(capsys, tmp_path):
+    args = ["estimate", "--dim", "8", "-m", "16,64", "--draws", "3", "--activation", "tanh", "--out", str(tmp_path)]
+    code, out, _ = run(capsys, *args)
+    assert code == 0 and "predicted" in out
+    stored = json.loads((tmp_path / "estimate.json").read_text())
+    assert [row["num_features"] for row in stored["rows"]] == [16, 64]
+    assert stored["config"]["activation"] == "tanh" and stored["environment"]["snnk"] == snnk.__version__
+    assert all(row["measured"] > 0 and row["seed"] == 0 for row in stored["rows"])
+    assert (tmp_path / "estimate.png").read_bytes()[:4] == b"\x89PNG"
+    assert {path.name for path in tmp_path.iterdir()} == {"estimate.json", "estimate.png"}
+
+
+def test_demo(capsys, tmp_path):
+    code, out, _ = run(capsys, "demo", "--out", str(tmp_path))
+    assert code == 0 and "gelu" in out and (tmp_path / "estimate.png").exists()
+
+
+def test_reproduce_pointwise(capsys, tmp_path):
+    code, out, _ = run(capsys, "reproduce", "pointwise", "--quick", "--out", str(tmp_path))
+    assert code == 0 and "claims" in out
+    rows = json.loads((tmp_path / "pointwise.json").read_text())["rows"]
+    mean = {(r["layer"], r["estimator"], r["projections"]): r["mean"] for r in rows}
+    assert mean["sine", "ours", 128] < mean["sine", "paper", 128] < mean["sine", "paper", 2]
+    assert mean["sine", "ours, calibrated", 32] < mean["sine", "ours", 32]
+    assert mean["arc-cosine", "paper", 32] < mean["arc-cosine", "paper", 2]
+
+
+def test_reproduce_list(capsys):
+    code, out, _ = run(capsys, "reproduce", "--list")
+    assert code == 0 and all(name in out for name in EXPERIMENTS)
+
+
+def test_unwritable_folder_and_foreign_file(capsys, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    code, _, err = run(
+        capsys, "estimate", "--dim", "4", "-m", "4", "--draws", "1", "--out", str(tmp_path / "file" / "x")
+    )
+    assert code == 2 and err.count("\n") == 1 and (tmp_path / "file").read_text() == "mine"
+    (tmp_path / "estimate.json").write_text("{}")
+    code, _, err = run(capsys, "estimate", "--dim", "4", "-m", "4", "--draws", "1", "--out", str(tmp_path))
+    assert code == 2 and "not a result file of snnk" in err
+    assert (tmp_path / "estimate.json").read_text() == "{}"
+
+
+def test_rows_are_resumed_for_the_same_configuration_only(tmp_path):
+    config = estimate.Config(dim=4, features=(4, 8), draws=1)
+    path = tmp_path / "rows.json"
+    rows = estimate.run(config, Results(path, config))
+    next(rows)  # stopped after the first
+    stored = json.loads(path.read_text())
+    stored["rows"][0]["measured"] = -1.0
+    path.write_text(json.dumps(stored))
+    again = list(estimate.run(config, Results(path, config)))
+    assert again[0]["measured"] == -1.0 and again[1]["measured"] > 0
+    other = estimate.Config(dim=4, features=(4, 8), draws=2)
+    assert next(estimate.run(other, Results(path, other)))["measured"] > 0

@@ -1,0 +1,395 @@
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize, stats
+
+from snnk import ACTIVATIONS, FEATURE_MAPS, URF, ArcCosine, PowerSeries, ProjectedURF, Sampled, UnreachableError
+from snnk._series import Series
+from snnk.features import make_feature_map
+from snnk.features.urf import best_A
+
+import oracles
+
+F64 = {"dtype": torch.float64}
+
+
+def unit(n, d, seed, norm=1.0):
+    x = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return x / x.norm(dim=1, keepdim=True) * norm
+
+
+def estimate(fm, x, w, b=None):
+    return fm.phi(x) @ fm.psi(w, b).T
+
+
+# --- URF -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sin", "cos"])
+@pytest.mark.parametrize("A", [0.0, -0.03])
+@pytest.mark.parametrize("rho", ["paper", "balanced"])
+def test_paper_equals_the_complex_estimator(name, A, rho):
+    """Conjugate pairs in complex arithmetic, term by term, against two real features a projection."""
+    d, p, b = 5, 4, 0.5
+    x, w = unit(1, d, 0, 0.8), unit(1, d, 1, 1.3)
+    fm = URF.paper(d, 2 * p, name, A=A, rho=rho, x_norm=0.8, w_norm=1.3, **F64)
+    g = fm.projection.numpy() / math.sqrt(1 - 4 * A)  # the buffer carries sqrt(1 - 4A)
+    split = (lambda xi: 2j * math.pi * xi) if rho == "paper" else (lambda xi: 1j * np.sign(xi) * math.sqrt(1.3 / 0.8))
+    expected = oracles.complex_urf(x[0].numpy(), w[0].numpy(), b, g, ACTIVATIONS[name].spectrum.atoms, split, A)
+    assert abs(expected.imag) < 1e-12
+    assert float(estimate(fm, x, w, torch.tensor([b]))) == pytest.approx(expected.real, abs=1e-10)
+
+
+def test_antithetic_is_the_mean_of_g_and_minus_g():
+    x, w, b = unit(3, 5, 0), unit(2, 5, 1), torch.tensor([0.3, -0.7])
+    both, single = (URF(5, 8, "sin", antithetic=a, on_error="ignore", **F64) for a in (True, False))
+    up = estimate(single, x, w, b)
+    single.projection.neg_()
+    assert torch.allclose(estimate(both, x, w, b), (up + estimate(single, x, w, b)) / 2, atol=1e-12)
+
+
+def test_balance_changes_variance_not_the_mean():
+    x, w = unit(20, 16, 0, 3.0), unit(20, 16, 1, 1 / 3)
+
+    def error(**norms):
+        maps = (URF(16, 64, "sin", seed=s, on_error="ignore", **norms, **F64) for s in range(40))
+        return torch.stack([(estimate(fm, x, w) - fm.exact(x, w)).square().mean() for fm in maps]).mean()
+
+    assert error(x_norm=3.0, w_norm=1 / 3) < 0.3 * error()
+
+
+def test_centre_is_exact():
+    """A full orthogonal block of rows and a common shift of all inputs: the shift adds no error."""
+    shift = 5 * torch.ones(8, dtype=torch.float64)
+    x, w, b = unit(50, 8, 0, 0.3), unit(4, 8, 1), torch.linspace(-1, 1, 4)
+    near = URF(8, 256, "sin", range=(-20, 20), **F64).calibrate(x - x.mean(0), w, b + w @ (shift + x.mean(0)))
+    far = URF(8, 256, "sin", range=(-20, 20), **F64).calibrate(x + shift, w, b)
+    assert torch.allclose(far.center, shift + x.mean(0))
+    assert torch.allclose(estimate(far, x + shift, w, b), estimate(near, x - x.mean(0), w, b + w @ (shift + x.mean(0))))
+    assert (estimate(far, x + shift, w, b) - far.exact(x + shift, w, b)).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("name", ["sin", "cos", "gelu", "tanh", "sigmoid", "silu", "softplus", "erf"])
+@pytest.mark.parametrize("projection", ["orthogonal", "iid"])
+def test_predicted_error_is_the_measured_one(name, projection):
+    d, m, kappa = 32, 160, 0.9
+    x, w = unit(60, d, 0, kappa), unit(40, d, 1)
+    b = torch.linspace(-0.5, 0.5, 40, dtype=torch.float64)
+    z = (x @ w.T + b).flatten()
+    measured, predicted = [], 0.0
+    for seed in range(40):
+        fm = URF(
+            d, m, name, projection=projection, x_norm=kappa, range=(float(z.min()), float(z.max())), seed=seed, **F64
+        )
+        fm.on_error = "ignore"
+        measured.append((estimate(fm, x, w, b) - fm.exact(x, w, b)).square().mean())
+        predicted = float(fm.predicted_error(w, b).mean())
+    ratio = float(torch.stack(measured).mean()) / predicted
+    assert 0.5 < ratio < 1.6
+
+
+def test_predicted_error_of_the_paper_map():
+    x, w, b = unit(40, 32, 0), unit(40, 32, 1), torch.full((40,), 0.5).double()
+    maps = [URF.paper(32, 256, "sin", seed=s, **F64) for s in range(100)]
+    measured = torch.stack([(estimate(fm, x, w, b) - fm.exact(x, w, b)).square().mean() for fm in maps]).mean()
+    assert float(measured / maps[0].predicted_error(w, b).mean()) == pytest.approx(1, abs=0.35)
+
+
+@pytest.mark.parametrize(
+    ("d", "p", "nx", "nw", "bound"), [(64, 64, 1, 1, 0.12), (64, 64, 2, 0.5, 0.02), (16, 256, 1, 1, 0.10)]
+)
+def test_default_beats_the_paper_at_equal_features(d, p, nx, nw, bound):
+    """The quick form of benchmarks/estimators.py."""
+    x, w, b = unit(32, d, 0, nx), unit(32, d, 1, nw), torch.full((32,), 0.5)
+
+    def error(make):
+        maps = (make(s) for s in range(40))
+        return torch.stack([(estimate(fm, x, w, b) - fm.exact(x, w, b)).square().mean() for fm in maps]).mean()
+
+    ours = error(lambda s: URF(d, 2 * p, "sin", x_norm=nx, w_norm=nw, seed=s, on_error="ignore", **F64))
+    paper = error(lambda s: URF.paper(d, 2 * p, "sin", seed=s, **F64))
+    projected = error(lambda s: ProjectedURF(d, 2 * p, "sin", x_norm=nx, w_norm=nw, seed=s, on_error="ignore", **F64))
+    assert ours < bound * paper
+    assert projected < 0.1 * ours
+
+
+def test_warning_refusal_and_how_to_turn_them_off():
+    w = unit(4, 64, 0, 2.0)
+    with pytest.warns(UserWarning, match="features would do"):
+        URF(64, 32, "sin", w_norm=2.0, range=(-2, 2)).psi(w)
+    far = unit(4, 16, 0, 9.0)
+    with pytest.raises(UnreachableError, match=r"predicted squared error.*Not even 131072 features.*on_error='warn'"):
+        URF(16, 64, "sin").psi(far)
+    with pytest.warns(UserWarning, match="predicted"):
+        URF(16, 64, "sin", on_error="warn").psi(far)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        URF(16, 64, "sin", on_error="ignore").psi(far)
+        URF(16, 64, "sin").psi(far, check=False)
+        URF(16, 64, "sin").psi(torch.zeros(2, 16))
+
+
+def test_number_of_features_in_the_warning_is_enough():
+    w = unit(4, 64, 0, 2.0)
+    with pytest.warns(UserWarning) as caught:
+        URF(64, 32, "sin", w_norm=2.0, range=(-2, 2)).psi(w)
+    enough = int(str(caught[0].message).split("About ")[1].split()[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        URF(64, enough, "sin", w_norm=2.0, range=(-2, 2)).psi(w)
+
+
+def test_weights_outside_the_fitted_range_are_named():
+    fm = URF(8, 256, "tanh")
+    with pytest.warns(UserWarning, match=r"1 of 2 outputs centre outside \(-1, 1\).*calibrate"):
+        fm.psi(unit(2, 8, 0, 0.5), torch.tensor([0.0, 7.0]))
+
+
+def test_calibrated_sine_is_fitted_and_better():
+    """sin keeps its exact atom until its range is known, then takes the series of least predicted error."""
+    x, w, b = unit(64, 64, 0), unit(64, 64, 1), torch.full((64,), 0.5)
+    exact = URF(64, 128, "sin", on_error="ignore", **F64)
+    fitted = URF(64, 128, "sin", on_error="ignore", **F64).calibrate(x, w, b)
+    assert exact.summary[4] == 0 and (exact.rho * exact.eta).unique().numel() == 1
+    errors = [(estimate(fm, x, w, b) - fm.exact(x, w, b)).square().mean() for fm in (exact, fitted)]
+    assert errors[1] < 0.1 * errors[0]
+
+
+def test_calibration_survives_the_state_dict():
+    x, w, b = 2 + unit(100, 8, 0), unit(6, 8, 1), torch.linspace(-1, 1, 6)
+    fm = URF(8, 128, "gelu").calibrate(x, w, b)
+    fresh = URF(8, 128, "gelu")
+    fresh.load_state_dict(fm.state_dict())
+    assert torch.equal(fm.psi(w, b), fresh.psi(w, b)) and torch.equal(fm.phi(x.float()), fresh.phi(x.float()))
+    assert fm.summary[2] < float((x @ w.T + b).min()) + 0.1 and torch.allclose(fm.center.double(), x.mean(0))
+
+
+def test_calibrate_takes_any_part():
+    x, w = 1 + unit(30, 8, 0), unit(6, 8, 1, 0.5)
+    fm = URF(8, 64, "tanh")
+    assert fm.calibrate(weight=w).summary[1] == pytest.approx(0.5)
+    assert fm.calibrate(x).center.norm() > 1 and fm.calibrate(x).summary[1] == 1
+    assert URF(8, 64, "tanh", range=(-4, 4)).calibrate(x, w).summary[2:4].tolist() == [-4, 4]
+
+
+def test_constructor_ranges_and_a_series_of_ones_own():
+    assert URF(8, 64, "tanh", x_norm=2.0, w_norm=0.5).summary[2:4].tolist() == [-1, 1]
+    series = Series(np.array([1.0, 2.0]), np.array([0.5, 0.0]), np.array([0.0, 0.2]), np.array([5, 3]))
+    fm = URF(8, 16, torch.nn.Tanh(), spectrum=series, on_error="ignore", **F64)
+    assert torch.allclose((fm.rho * fm.eta), torch.tensor([1.0] * 5 + [2.0] * 3).double())
+    with pytest.raises(ValueError, match="shares out 8 projections; num_features needs 4"):
+        URF(8, 8, "tanh", spectrum=series)
+
+
+def test_best_A_is_the_minimum_of_the_second_moment():
+    for v, d in ((0.5, 4), (1.0, 16), (2.0, 64), (1.0, 2000)):
+
+        def second_moment(a, v=v, d=d):
+            return d * np.log1p(4 * a) - d / 2 * np.log1p(8 * a) + 2 * v**2 * (1 + 4 * a) / (1 + 8 * a)
+
+        best = optimize.minimize_scalar(second_moment, bounds=(0, 5), method="bounded", options={"xatol": 1e-12}).x
+        assert float(best_A(np.array(v), d)) == pytest.approx(-best, rel=1e-3)
+    assert float(best_A(np.array(1.0), 2000)) == pytest.approx(-1 / 4000, rel=0.01)
+
+
+def test_other_proposals():
+    fm = URF.paper(6, 400, "erf", proposal=stats.norm(scale=0.4), rho="balanced", **F64)
+    assert fm.psi(unit(2, 6, 0)).isfinite().all()
+    with pytest.raises(ValueError, match="has 2 parts; num_features must be at least 4"):
+        URF.paper(6, 2, "sigmoid")
+
+
+def test_psi_is_differentiable():
+    w, b = unit(3, 8, 0).requires_grad_(), torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    projected = ProjectedURF(8, 32, "sin", bandwidth=1.0, on_error="ignore", **F64)
+    for fm in (URF(8, 256, "sin", **F64), projected, ArcCosine(8, 16, augment=True, **F64)):
+        assert torch.autograd.gradcheck(lambda w, b, fm=fm: fm.psi(w, b)[:, :5], (w, b), atol=1e-5)
+
+
+def test_large_norms_stay_finite():
+    """All exponents are combined before one exp."""
+    x, w = unit(3, 64, 0, 30.0).float(), unit(3, 64, 1, 1.0)
+    fm = URF(64, 32, "sin", x_norm=30.0, on_error="ignore")
+    assert fm.phi(x).isfinite().all() and fm.psi(w).isfinite().all()
+    huge = 1e3 * torch.ones(1, 64)
+    assert URF(64, 32, "sin").phi(huge).isfinite().all()
+    assert URF(64, 32, "gelu").bfloat16().phi(huge.bfloat16()).isfinite().all()
+    assert URF.paper(2000, 16, "sin", A=-0.05).phi(unit(2, 2000, 0).float()).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"A": 0.1}, "A must be a number <= 0"),
+        ({"A": -0.1}, "needs Gaussian rows"),
+        ({"rho": "balnced"}, "did you mean 'balanced'"),
+        ({"on_error": "stop"}, "Known: raise, warn, ignore"),
+        ({"normalize": "units"}, "did you mean 'unit'"),
+        ({"projection": "haar"}, "Known: iid, orthogonal"),
+        ({"spectrum": "fourier"}, "Known: series"),
+        ({"x_norm": 0.0}, "x_norm must be a positive number"),
+        ({"range": (1, 0)}, "low < high"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        URF(8, 16, "sin", **options)
+
+
+def test_bad_seed():
+    with pytest.raises(TypeError, match="seed must be an integer"):
+        URF(8, 16, "sin", seed=1.5)
+
+
+# --- normalize -------------------------------------------------------------------------------------------------------
+
+
+def test_normalize():
+    x, w = unit(4, 16, 0, 3.0), unit(5, 16, 1, 2.0)
+    dim = URF(16, 32, "sin", normalize="dim", on_error="ignore", **F64)
+    assert torch.allclose(dim.exact(x, w), torch.sin(x @ w.T / 4))
+    assert torch.allclose(dim.phi(x), URF(16, 32, "sin", on_error="ignore", **F64).phi(x / 2))
+    sphere = URF(16, 32, "sin", normalize="unit", on_error="ignore", **F64)
+    assert torch.allclose(sphere.exact(x, w), torch.sin(x @ w.T / 6))
+    assert torch.allclose(sphere.phi(x), sphere.phi(7 * x))
+
+
+# --- arc-cosine ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_arccos_kernel_against_quadrature(order):
+    x, w = unit(3, 4, 0, 1.5), unit(3, 4, 1, 0.7)
+    exact = ArcCosine(4, 8, order, **F64).exact(x, w)
+    for i in range(3):
+        for j in range(3):
+            assert float(exact[i, j]) == pytest.approx(
+                oracles.half_arccos_kernel(x[i].numpy(), w[j].numpy(), order), abs=1e-6
+            )
+
+
+def test_relu_snnk_is_the_papers_map():
+    """phi(x) = ReLU(Gx / sqrt(l)), and psi the same of w."""
+    fm = ArcCosine(4, 9, projection="iid", **F64)
+    x = unit(3, 4, 0)
+    assert torch.allclose(fm.phi(x), torch.relu(x @ fm.projection.T))
+    assert torch.allclose(fm.phi(x), fm.psi(x))
+    many = ArcCosine(4, 40000, projection="iid", **F64)
+    assert float(many.projection.square().mean()) * 40000 == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_arccos_is_no_function_of_the_dot_product(order):
+    """Two pairs with equal x.w and different kernel values, exactly and as estimated: more than any f(x.w + b)."""
+    x = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    near, far = (torch.tensor([[0.5, height]], dtype=torch.float64) for height in (0.0, 2.0))
+    assert torch.equal(x @ near.T, x @ far.T)
+    fm = ArcCosine(2, 4000, order, **F64)
+    a, b = fm.exact(x, near), fm.exact(x, far)
+    assert (a - b).abs() > 0.1
+    assert (estimate(fm, x, near) - estimate(fm, x, far) - (a - b)).abs() < 0.2 * (a - b).abs()
+
+
+def test_arccos_bias():
+    x, w, b = unit(3, 4, 0), unit(3, 4, 1), torch.tensor([0.5, -0.5, 1.0])
+    plain = ArcCosine(4, 8, **F64)
+    assert torch.equal(plain.psi(w, b), plain.psi(w))
+    augmented = ArcCosine(4, 8, augment=True, **F64)
+    assert not torch.allclose(augmented.psi(w, b), augmented.psi(w))
+    ones = torch.cat([x, torch.ones(3, 1)], 1), torch.cat([w, b[:, None]], 1)
+    assert torch.allclose(augmented.exact(x, w, b), ArcCosine(5, 8, **F64).exact(*ones))
+    with pytest.raises(ValueError, match="order must be 0, 1 or 2; got 3"):
+        ArcCosine(4, 8, 3)
+
+
+# --- power series ----------------------------------------------------------------------------------------------------
+
+
+def test_power_series_exact_is_the_taylor_polynomial():
+    x, w, b = unit(3, 4, 0, 0.5), unit(3, 4, 1), torch.tensor([0.1, 0.0, -0.2])
+    for name in ("tanh", "gelu", "sigmoid", "sin"):
+        fm = PowerSeries(4, 8, name, **F64)
+        assert torch.allclose(fm.exact(x, w, b), ACTIVATIONS[name](x @ w.T + b), atol=2e-4)
+
+
+def test_power_series_structure():
+    fm = PowerSeries(4, 2000, "tanh", **F64)
+    positive, negative = fm.degrees
+    assert set(positive.tolist()) <= {1, 5, 9} and set(negative.tolist()) <= {3, 7, 11}
+    assert (positive == 1).double().mean() == pytest.approx(256 / 273, abs=0.03)  # 2^-2 of 2^-2 + 2^-6 + 2^-10
+    assert fm.projection.abs().unique().tolist() == [1.0]
+    x = unit(3, 4, 0)
+    first = x @ fm.projection[0, :, :-1].T + fm.projection[0, :, -1]  # shared by both parts
+    row = int((positive == 1).nonzero()[0])
+    p_one = 256 / 273
+    assert torch.allclose(fm.phi(x)[:, row], first[:, row] * math.sqrt(1 / p_one / 1000))
+
+
+def test_power_series_errors():
+    with pytest.raises(ValueError, match="relu has no Taylor series at 0; known: sin, cos"):
+        PowerSeries(4, 8, "relu")
+    with pytest.raises(ValueError, match="not all zero"):
+        PowerSeries(4, 8, coefficients=[0.0])
+    assert PowerSeries(4, 7, coefficients=[1.0, 1.0, 0.5]).num_features == 7
+
+
+# --- projected -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "sin"])
+@pytest.mark.parametrize("norm", [1.0, 6.0])
+def test_projected_psi_is_the_least_squares_one(name, norm):
+    """Against ridge regression on a large Gaussian sample, and the predicted error against a fresh one."""
+    d, m = 4, 12
+    g = torch.Generator().manual_seed(0)
+    x, test = (torch.randn(200000, d, generator=g, dtype=torch.float64) / d**0.5 + 0.2 for _ in range(2))
+    w, b = unit(3, d, 1, norm), torch.tensor([0.3, 0.0, -0.8]).double()
+    fm = ProjectedURF(d, m, name, on_error="ignore", bandwidth=1.0, **F64)
+    fm.center.fill_(0.2)
+    phi = fm.phi(x)
+    best = torch.linalg.lstsq(phi, fm.exact(x, w, b)).solution.T
+    error = (estimate(fm, test, w, b) - fm.exact(test, w, b)).square().mean(0)
+    fitted = (fm.phi(test) @ best.T - fm.exact(test, w, b)).square().mean(0)
+    assert torch.allclose(error, fitted, rtol=0.05)
+    assert torch.allclose(error, fm.predicted_error(w, b), rtol=0.05)
+
+
+def test_projected_needs_no_reach():
+    """|x||w| = 6, far past the pi/2 of tanh: predicted is measured, and half the error of the calibrated URF."""
+    d = 8
+    w = unit(20, d, 1, 6.0)
+    x = torch.randn(2000, d, generator=torch.Generator().manual_seed(5), dtype=torch.float64) / d**0.5
+    urf = URF(d, 256, "tanh", on_error="ignore").calibrate(x, w)
+    blind = (estimate(urf, x.float(), w) - urf.exact(x, w)).square().mean()
+    fm = ProjectedURF(d, 256, "tanh", on_error="ignore").calibrate(x, w)
+    error = (estimate(fm, x.float(), w) - fm.exact(x, w)).square().mean()
+    assert float(error / fm.predicted_error(w).mean()) == pytest.approx(1, abs=0.1)
+    assert error < 0.5 * blind
+
+
+def test_projected_warns_and_refuses():
+    w = unit(4, 64, 0)
+    with pytest.raises(UnreachableError, match="Use more features"):
+        ProjectedURF(64, 2, "sin").psi(w)
+    with pytest.warns(UserWarning, match="Use more features"):
+        ProjectedURF(64, 64, "sin").psi(w)
+
+
+# --- registry --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FEATURE_MAPS)
+def test_every_named_map_can_be_made(name):
+    fm = make_feature_map(name, 6, 16)
+    assert fm.phi(torch.ones(2, 6)).shape == (2, 16) and "num_features=16" in repr(fm)
+
+
+def test_make_feature_map_errors():
+    with pytest.raises(ValueError, match="unknown feature map 'rleu'; did you mean 'relu'"):
+        make_feature_map("rleu", 6, 16)
+    with pytest.raises(ValueError, match="map is 6 -> 8; the layer needs 6 -> 16"):
+        make_feature_map(ArcCosine(6, 8), 6, 16)
+    assert isinstance(URF.paper(6, 8, "sin").spectrum, Sampled)
