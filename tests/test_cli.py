@@ -51,14 +51,14 @@ def test_estimate_writes_rows_and_picture(capsys, tmp_path):
     stored = json.loads((tmp_path / "estimate.json").read_text())
     assert [row["num_features"] for row in stored["rows"]] == [16, 64]
     assert stored["config"]["activation"] == "tanh" and stored["environment"]["snnk"] == snnk.__version__
-    assert all(row["measured"] > 0 and row["seed"] == 0 for row in stored["rows"])
+    assert all(row["urf"] > 0 and row["seed"] == 0 for row in stored["rows"])
     assert (tmp_path / "estimate.png").read_bytes()[:4] == b"\x89PNG"
     assert {path.name for path in tmp_path.iterdir()} == {"estimate.json", "estimate.png"}
 
 
 def test_demo(capsys, tmp_path):
     code, out, _ = run(capsys, "demo", "--out", str(tmp_path))
-    assert code == 0 and "gelu" in out and (tmp_path / "estimate.png").exists()
+    assert code == 0 and "sin(w.x + 0.5)" in out and (tmp_path / "estimate.png").exists()
 
 
 def test_reproduce_pointwise(capsys, tmp_path):
@@ -94,9 +94,9 @@ def test_rows_are_resumed_for_the_same_configuration_only(tmp_path):
     rows = estimate.run(config, Results(path, config))
     next(rows)  # stopped after the first
     stored = json.loads(path.read_text())
-    stored["rows"][0]["measured"] = -1.0
+    stored["rows"][0]["urf"] = -1.0
     path.write_text(json.dumps(stored))
     again = list(estimate.run(config, Results(path, config)))
-    assert again[0]["measured"] == -1.0 and again[1]["measured"] > 0
+    assert again[0]["urf"] == -1.0 and again[1]["urf"] > 0
     other = estimate.Config(dim=4, features=(4, 8), draws=2)
-    assert next(estimate.run(other, Results(path, other)))["measured"] > 0
+    assert next(estimate.run(other, Results(path, other)))["urf"] > 0

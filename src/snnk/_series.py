@@ -70,13 +70,6 @@ def _share(weights: Array, total: int) -> Array:
     return counts + 1
 
 
-def _solve(basis: Array, f: Array, cost: Array) -> Array:
-    n = len(f)
-    gram = basis.T @ basis / n
-    ridge = np.diag(cost + 1e-13 * np.trace(gram) / len(gram))
-    return np.linalg.solve(gram + ridge, basis.T @ f / n)
-
-
 def fit_series(z: Array, f: Array, kappa: float, projections: int, dim: int | None = None) -> Series:
     """Series of least predicted error for values `f` at points `z`, shared over `projections` projections.
 
@@ -114,16 +107,17 @@ def _fit_terms(
 ) -> tuple[Series, float]:
     angle = z[:, None] * omega
     basis = np.concatenate([np.cos(angle), np.sin(angle)], 1)
+    gram, target = basis.T @ basis / len(z), basis.T @ f / len(z)
+    rounding = 1e-13 * np.trace(gram) / len(gram)
     spread = np.sinh(omega * kappa)
     counts = _share(np.ones(len(omega)), projections)
-    for _ in range(SWEEPS):
-        ab = _solve(basis, f, np.tile(_cost(omega * kappa, counts, dim), 2))
+    for sweep in range(SWEEPS):
+        cost = np.tile(_cost(omega * kappa, counts, dim), 2)
+        ab = np.linalg.solve(gram + np.diag(cost + rounding), target)
         alpha, beta = np.split(ab, 2)
         new = _share(np.hypot(alpha, beta) * spread, projections)
-        if np.array_equal(new, counts):
+        if sweep == SWEEPS - 1 or np.array_equal(new, counts):
             break
         counts = new
-    ab = _solve(basis, f, np.tile(_cost(omega * kappa, counts, dim), 2))
-    alpha, beta = np.split(ab, 2)
     series = Series(omega, alpha, beta, counts)
     return series, float(np.mean((f - basis @ ab) ** 2)) + series.variance(kappa, dim)

@@ -79,11 +79,11 @@ def _estimate(config: estimate.Config, out: Path) -> None:
         _table(
             f"{config.activation}(w.x + {config.bias:g}), d = {config.dim}, |x| = {config.x_norm:g}, "
             f"|w| = {config.w_norm:g}: root mean squared error over {config.draws} draws",
-            {"num_features": "features", "measured": "measured", "predicted": "predicted", "paper": "URF.paper"},
+            estimate.COLUMNS,
             results,
         )
     )
-    console.print(f"The outputs themselves spread by {results.rows[0]['scale']:.3g}.", highlight=False)
+    console.print(f"A constant would have an error of {results.rows[0]['spread']:.3g}.", highlight=False)
     _wrote(save_figure(estimate.plot(results), out / "estimate.png"), results.path)
 
 
@@ -149,8 +149,8 @@ def reproduce(
 
 @app.command(epilog="Example: snnk demo --out demo")
 def demo(out: Out = Path("demo")) -> None:
-    """Estimate a GELU layer with few features: a table and a picture, in a few seconds."""
-    _estimate(estimate.Config(activation="gelu", bias=0.0, draws=10, features=(16, 64, 256, 1024)), out)
+    """Estimate the paper's sine layer with few features: a table and a picture, in a few seconds."""
+    _estimate(estimate.Config(draws=10, features=(16, 64, 256, 1024)), out)
 
 
 def main(args: list[str] | None = None) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from snnk.experiments.records import Results, Row
-from snnk.features import URF
+from snnk.features import URF, FeatureMap, ProjectedURF
 
 
 @dataclass(frozen=True)
@@ -35,41 +35,40 @@ def sphere(n: int, dim: int, norm: float, generator: torch.Generator) -> Tensor:
     return x / x.norm(dim=1, keepdim=True) * norm
 
 
-def squared_error(fm: URF, x: Tensor, w: Tensor, b: Tensor) -> float:
+def squared_error(fm: FeatureMap, x: Tensor, w: Tensor, b: Tensor) -> float:
     """Mean squared error of phi(x) . psi(w, b) over all pairs."""
     return float((fm.phi(x) @ fm.psi(w, b).T - fm.exact(x, w, b)).double().square().mean())
 
 
 def run(config: Config, results: Results) -> Iterator[Row]:
-    """One row for each number of features: root mean squared errors over pairs and draws."""
+    """One row for each number of features: root mean squared errors over pairs and draws.
+
+    Our maps are calibrated on other inputs and weights of the same norms, never on the measured ones.
+    """
     generator = torch.Generator().manual_seed(config.seed)
-    x = sphere(config.inputs, config.dim, config.x_norm, generator)
-    w = sphere(config.outputs, config.dim, config.w_norm, generator)
+    x, other_x = (sphere(config.inputs, config.dim, config.x_norm, generator) for _ in range(2))
+    w, other_w = (sphere(config.outputs, config.dim, config.w_norm, generator) for _ in range(2))
     b = torch.full((config.outputs,), config.bias)
     kappa = config.x_norm * config.w_norm
-    common: dict[str, Any] = {
-        "x_norm": config.x_norm,
-        "w_norm": config.w_norm,
-        "range": (config.bias - kappa, config.bias + kappa),
-        "on_error": "ignore",
-    }
+    window = (config.bias - kappa, config.bias + kappa)
     for m in config.features:
         row = results.find(num_features=m)
         if row is None:
-            ours, paper, predicted = [], [], 0.0
+            squared: dict[str, list[float]] = {"urf": [], "projected": [], "paper": []}
             for draw in range(config.draws):
-                fm = URF(config.dim, m, config.activation, seed=config.seed + draw, **common)
-                ours.append(squared_error(fm, x, w, b))
-                predicted = float(fm.predicted_error(w, b).mean())
-                fm = URF.paper(config.dim, m, config.activation, seed=config.seed + draw, **common)
-                paper.append(squared_error(fm, x, w, b))
+                common: dict[str, Any] = {"seed": config.seed + draw, "on_error": "ignore"}
+                urf = URF(config.dim, m, config.activation, **common).calibrate(other_x, other_w, b)
+                projected = ProjectedURF(config.dim, m, config.activation, **common).calibrate(other_x, other_w, b)
+                paper = URF.paper(config.dim, m, config.activation, range=window, **common)
+                for name, fm in (("urf", urf), ("projected", projected), ("paper", paper)):
+                    squared[name].append(squared_error(fm, x, w, b))
             row = results.add(
                 {
                     "num_features": m,
-                    "measured": _root_mean(ours),
-                    "predicted": predicted**0.5,
-                    "paper": _root_mean(paper),
-                    "scale": float(fm.exact(x, w, b).double().std()),
+                    **{name: (sum(values) / len(values)) ** 0.5 for name, values in squared.items()},
+                    "urf_predicted": float(urf.predicted_error(w, b).mean()) ** 0.5,
+                    "projected_predicted": float(projected.predicted_error(w, b).mean()) ** 0.5,
+                    "spread": float(urf.exact(x, w, b).double().std()),
                     "draws": config.draws,
                     "seed": config.seed,
                 }
@@ -77,29 +76,38 @@ def run(config: Config, results: Results) -> Iterator[Row]:
         yield row
 
 
-def _root_mean(errors: list[float]) -> float:
-    return (sum(errors) / len(errors)) ** 0.5
+COLUMNS = {
+    "num_features": "features",
+    "urf": "URF",
+    "urf_predicted": "predicted",
+    "projected": "ProjectedURF",
+    "projected_predicted": "predicted",
+    "paper": "URF.paper",
+}
 
 
 def plot(results: Results) -> Any:
-    """Error against features, with the m^(-1/2) slope for the eye."""
+    """Error against features, measured and predicted; the paper's estimator may lie off the chart."""
     from matplotlib.figure import Figure
 
     c = results.config
     m = [row["num_features"] for row in results]
-    figure = Figure(figsize=(6, 4))
+    figure = Figure(figsize=(6.5, 4.5))
     axes = figure.add_subplot()
-    axes.loglog(m, [row["paper"] for row in results], "s--", color="tab:gray", label="URF.paper, measured")
-    axes.loglog(m, [row["measured"] for row in results], "o-", color="tab:blue", label="URF, measured")
-    axes.loglog(m, [row["predicted"] for row in results], "x:", color="tab:orange", label="URF, predicted")
-    top = results.rows[0]["measured"]
-    axes.loglog(m, [top * (k / m[0]) ** -0.5 for k in m], color="lightgray", zorder=0, label=r"slope $m^{-1/2}$")
-    axes.axhline(results.rows[0]["scale"], color="tab:red", lw=0.8, label="spread of the outputs themselves")
+    for key, color, label in (("urf", "tab:blue", "URF"), ("projected", "tab:green", "ProjectedURF")):
+        axes.loglog(m, [row[key] for row in results], "o-", color=color, label=f"{label}, measured", ms=4)
+        predicted = [row[f"{key}_predicted"] for row in results]
+        axes.loglog(m, predicted, "x:", color=color, label=f"{label}, predicted", ms=9)
+    spread, paper = results.rows[0]["spread"], [row["paper"] for row in results]
+    top = 30 * max(spread, *(row["urf"] for row in results))
+    label = "URF.paper, measured" + (" (off the chart)" if min(paper) > top else "")
+    axes.loglog(m, paper, "s--", color="tab:gray", label=label, ms=4)
+    axes.axhline(spread, color="tab:red", lw=0.8, label="spread of the outputs: a constant's error")
+    axes.set_ylim(min(min(row["urf"], row["projected"]) for row in results) / 3, top)
     axes.set_xlabel("real features m")
     axes.set_ylabel("root mean squared error")
-    axes.set_title(
-        f"{c['activation']}(w.x + {c['bias']:g}), d = {c['dim']}, |x| = {c['x_norm']:g}, |w| = {c['w_norm']:g}"
-    )
+    norms = f"|x| = {c['x_norm']:g}, |w| = {c['w_norm']:g}"
+    axes.set_title(f"{c['activation']}(w.x + {c['bias']:g}), d = {c['dim']}, {norms}")
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3, which="both")
     return figure
