@@ -117,11 +117,7 @@ class SNNKLinear(nn.Module):
             fm = make_feature_map(feature_map, d, num_features, **options)
         if isinstance(fm, URF | ProjectedURF):
             fm.calibrate(inputs, linear.weight, linear.bias)
-        layer = cls.__new__(cls)
-        nn.Module.__init__(layer)
-        layer.in_features, layer.out_features, layer.num_features = d, o, num_features
-        layer.bias, layer.seed, layer.feature_map = linear.bias is not None, seed, fm
-        layer.weight = nn.Parameter(torch.empty(o, num_features, **place))
+        layer = cls(d, o, num_features, fm, linear.bias is not None, seed=seed, **place)
         layer._set_weight(linear.weight, linear.bias)
         return layer
 

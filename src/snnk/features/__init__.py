@@ -12,7 +12,8 @@ from snnk.features.arccos import ArcCosine
 from snnk.features.base import FeatureMap, UnreachableError
 from snnk.features.power import PowerSeries
 from snnk.features.projected import ProjectedURF
-from snnk.features.urf import URF, Sampled
+from snnk.features.sampled import Sampled
+from snnk.features.urf import URF
 
 FEATURE_MAPS: dict[str, Callable[..., FeatureMap]] = {
     "relu": ArcCosine,  # the paper's ReLU-SNNK; URF(activation="relu") estimates relu(w.x + b) itself

@@ -18,70 +18,21 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy import stats
-from torch import Generator, Tensor
+from torch import Tensor
 
 from snnk import _checks
 from snnk._series import Array, Series, block_factor
-from snnk.activations import Activation, resolve_activation
+from snnk.activations import resolve_activation
 from snnk.features.base import WARN, FeatureMap, at_least_float
+from snnk.features.sampled import Sampled
 from snnk.projections import resolve_projection
 
 MOST_FEATURES = 1 << 17
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """Frequencies drawn from a proposal density with importance weights, the paper's continuous case.
-
-    Args:
-        proposal: a frozen continuous scipy.stats distribution of xi on the real line. Its tails must be heavier than
-            those of the transform times exp(2 pi xi |x||w|), or the variance is infinite: a Gaussian is too light for
-            tanh. Default: Laplace of scale 1/(2 pi).
-        block_size: number of projections that share one xi; 1 is iid sampling, more is the paper's block-iid.
-    """
-
-    proposal: Any = None
-    block_size: int = 1
-
-    def rows(
-        self, activation: Activation, low: float, high: float, projections: int, generator: Generator
-    ) -> tuple[Array, Array, Array]:
-        """(omega, alpha, beta), each (projections,): an equal share for each delta and each non-zero part."""
-        proposal = stats.laplace(scale=1 / (2 * math.pi)) if self.proposal is None else self.proposal
-        size = _checks.positive_int(self.block_size, "block_size")
-        spectrum = activation.spectrum
-        if spectrum is None or spectrum.order > 1 or spectrum.slope:
-            spectrum = activation.windowed(low, high)
-        atoms = [(xi, weight) for xi, weight in spectrum.atoms if xi >= 0]
-        probe = np.abs(proposal.ppf(np.linspace(0.51, 0.99, 49)))
-        parts = [j for j, part in enumerate(spectrum.parts(probe)) if part.max() > 0]
-        pieces = len(atoms) + len(parts)
-        if projections < pieces:
-            raise ValueError(
-                f"the transform of {activation.name} has {pieces} parts; num_features must be at least {2 * pieces}"
-            )
-        counts = [len(share) for share in np.array_split(np.arange(projections), pieces)]
-        rows = []
-        for (place, mass), n in zip(atoms, counts, strict=False):
-            pair = 2 if place > 0 else 1
-            rows.append(np.repeat([[2 * math.pi * place], [pair * mass.real], [-pair * mass.imag]], n, axis=1))
-            rows[-1][1:] *= projections / n
-        for j, n in zip(parts, counts[len(atoms) :], strict=True):
-            u = torch.rand(-(-n // size), generator=generator, dtype=torch.float64).clamp(1e-15, 1 - 1e-15)
-            xi = np.repeat(np.abs(proposal.ppf(u.numpy())), size)[:n]
-            # xi and -xi together have density pbar(xi) + pbar(-xi); 2 Re FT goes with cos, -2 Im FT with sin
-            weight = 2 * spectrum.parts(xi)[j] / (proposal.pdf(xi) + proposal.pdf(-xi)) * projections / n
-            signed = (1.0, -1.0, -1.0, 1.0)[j] * weight
-            rows.append(np.stack([2 * math.pi * xi, signed * (j < 2), signed * (j >= 2)]))
-        omega, alpha, beta = np.concatenate(rows, axis=1)
-        return omega, alpha, beta
 
 
 class URF(FeatureMap):
@@ -327,8 +278,7 @@ class URF(FeatureMap):
         """Expected squared error for each output, (o,): misfit of the series plus variance.
 
         For x of the typical norm and w in general position; for aligned pairs, and for coupled rows other than
-        "orthogonal", it is an upper bound. Without a weight,
-        one output of the typical norm.
+        "orthogonal", it is an upper bound. Without a weight, one output of the typical norm.
         """
         if weight is None:
             weight = self.projection.new_zeros(1, self.in_features, dtype=torch.float64)
@@ -345,7 +295,7 @@ class URF(FeatureMap):
             lead = even * (uu.square() + vv.square()) / 2 + odd * uu * vv
             rest = even * (uu.cosh() * vv.cosh() - 1) + odd * uu.sinh() * vv.sinh() - lead
             if self.kind.sphere_rows:
-                _, inverse, counts = torch.unique(self.eta, return_inverse=True, return_counts=True)
+                _, inverse, counts = torch.unique(self.rho * self.eta, return_inverse=True, return_counts=True)
                 factor = torch.from_numpy(block_factor(counts.cpu().numpy(), d)).to(lead.device)
                 lead = lead * factor[inverse]
                 # on the sphere cos(z) comes out as cos(z) exp(z^2/(d + 2)), E z^4 = 3 kappa^4 / (d (d + 2))
