@@ -65,6 +65,7 @@ def test_reproduce_pointwise(capsys, tmp_path):
     code, out, _ = run(capsys, "reproduce", "pointwise", "--quick", "--out", str(tmp_path))
     assert code == 0 and "claims" in out
     rows = json.loads((tmp_path / "pointwise.json").read_text())["rows"]
+    assert len(rows) == EXPERIMENTS["pointwise"].total(EXPERIMENTS["pointwise"].QUICK)
     mean = {(r["layer"], r["estimator"], r["projections"]): r["mean"] for r in rows}
     assert mean["sine", "ours", 128] < mean["sine", "paper", 128] < mean["sine", "paper", 2]
     assert mean["sine", "ours, calibrated", 32] < mean["sine", "ours", 32]

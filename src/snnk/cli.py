@@ -138,9 +138,7 @@ def reproduce(
     experiment = _checks.look_up(name, EXPERIMENTS, "experiment")
     config = experiment.QUICK if quick else experiment.Config()
     results = Results(out / f"{name}.json", config)
-    with console.status(f"running {name}") as status:
-        for row in experiment.run(config, results):
-            status.update(f"{name}: " + ", ".join(f"{k} {v}" for k, v in list(row.items())[:3]))
+    list(track(experiment.run(config, results), name, total=experiment.total(config), console=console, transient=True))
     columns = {key: key.replace("_", " ") for key in results.rows[0]}
     console.print(_table(f"{name}: {experiment.FIGURE}", columns, results))
     console.print(_table("claims", {"paper": "paper", "ours": "ours", "holds": "holds"}, experiment.claims(results)))

@@ -1,4 +1,4 @@
-"""One file for each figure or table of the paper: a configuration, `run` yielding rows, `plot` and `claims`."""
+"""One file for each figure or table of the paper: a configuration, `run` yielding `total` rows, `plot`, `claims`."""
 
 from __future__ import annotations
 

@@ -61,6 +61,11 @@ def _estimators(config: Config) -> dict[str, dict[str, Callable[[int, int], Feat
     }
 
 
+def total(config: Config) -> int:
+    """Number of rows that `run` yields."""
+    return 3 * len(config.sine) + 2 * len(config.arccos)
+
+
 def run(config: Config, results: Results) -> Iterator[Row]:
     """One row for each layer, estimator and p."""
     generator = torch.Generator().manual_seed(config.seed)
