@@ -4,8 +4,8 @@ r"""Arc-cosine features (section 3.2): phi(x) = Theta(Gx) (Gx)^n / sqrt(m), psi(
 
 theta the angle of x and w (Cho & Saul 2009). Order 1 is the paper's ReLU-SNNK layer. K_n is no function of x.w alone,
 so no layer f(Wx + b) computes it. The paper writes Gamma_n = ReLU((v.omega)^n), which is right for n = 1 only: for
-n = 0 it would be 1 and for n = 2 it would lose the half-space. Its formula for J_n is right for n < 2 only: with d/dtheta
-in place of Cho & Saul's (1/sin theta) d/dtheta it gives K_2(x, x) = 2 |x|^4 instead of 3 |x|^4.
+n = 0 it would be 1 and for n = 2 it would lose the half-space. Its formula for J_n is right for n < 2 only: with
+d/dtheta in place of Cho & Saul's (1/sin theta) d/dtheta it gives K_2(x, x) = 2 |x|^4 instead of 3 |x|^4.
 """
 
 from __future__ import annotations
