@@ -1,4 +1,5 @@
 import math
+import pickle
 
 import mpmath
 import numpy as np
@@ -132,6 +133,8 @@ def test_resolve_activation():
     assert resolve_activation(F.silu) is ACTIVATIONS["silu"]
     square = resolve_activation(lambda z: z**2, (-1, 3))
     assert square.range == (-1.0, 3.0) and isinstance(square, Activation)
+    assert pickle.loads(pickle.dumps(resolve_activation(nn.LeakyReLU(0.2), (0, 1)))).range == (0, 1)
+    assert pickle.loads(pickle.dumps(resolve_activation(torch.exp)))(torch.zeros(1)) == 1
     assert leaky_relu(0.3).spectrum.slope == pytest.approx(0.65)
 
 

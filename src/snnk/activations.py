@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,7 @@ class Activation:
         taylor: number of terms -> coefficients at 0, or None.
         reach: the largest |x||w| for which sampling its own transform (balanced norms) has finite variance.
         range: the interval of z on which it will be used, if the caller knows it.
+        recipe: how to make one of ours again.
 
     Example:
         >>> ACTIVATIONS["sin"](torch.zeros(2))
@@ -68,6 +69,13 @@ class Activation:
     taylor: Callable[[int], Array] | None = field(default=None, repr=False)
     reach: float = 0.0
     range: tuple[float, float] | None = None
+    recipe: tuple[Any, ...] = field(default=(), repr=False)
+
+    def __reduce__(self) -> Any:
+        """In a pickle, one of ours is a name or a call of `leaky_relu`: its lambdas cannot be pickled."""
+        if self.recipe:
+            return _remake, (self.recipe, self.range)
+        return Activation, tuple(getattr(self, f.name) for f in fields(self))
 
     def __call__(self, z: Tensor) -> Tensor:
         return self.f(z)
@@ -187,6 +195,7 @@ def leaky_relu(slope: float = 0.01) -> Activation:
         "relu" if slope == 0 else "leaky_relu",
         lambda z: F.leaky_relu(z, slope),
         Spectrum(density=lambda xi: -(1 - slope) / (2 * math.pi * xi) ** 2, slope=(1 + slope) / 2, order=2),
+        recipe=("leaky_relu", slope),
     )
 
 
@@ -265,6 +274,14 @@ ACTIVATIONS: dict[str, Activation] = {
         ),
     )
 }
+
+ACTIVATIONS = {name: a if a.recipe else replace(a, recipe=(name,)) for name, a in ACTIVATIONS.items()}
+
+
+def _remake(recipe: tuple[Any, ...], range: tuple[float, float] | None) -> Activation:
+    made = leaky_relu(recipe[1]) if len(recipe) > 1 else ACTIVATIONS[recipe[0]]
+    return made if range is None else replace(made, range=range)
+
 
 _MODULES: dict[type[nn.Module], str] = {
     nn.ReLU: "relu",

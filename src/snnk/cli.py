@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,16 +12,17 @@ from typing import Annotated, Any
 try:
     import typer
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, track
     from rich.table import Table
 except ImportError as missing:
     raise SystemExit(f"snnk: the command line needs {missing.name}; install it with: pip install 'snnk[cli]'") from None
 
 import snnk
-from snnk import _checks
+from snnk import _checks, stream
 from snnk.activations import ACTIVATIONS
 from snnk.experiments import EXPERIMENTS, estimate
 from snnk.experiments.records import Results, save_figure
+from snnk.models import MAPS, FitConfig, TableModel
 
 # the base of all usage errors, by way of a public name: typer has used its own copy of click since 0.2x
 UserError: type[Any] = typer.BadParameter.__mro__[2]
@@ -145,6 +148,76 @@ def reproduce(
     _wrote(save_figure(experiment.plot(results), out / f"{name}.png"), results.path)
 
 
+@app.command("fit", epilog="Example: snnk fit train.parquet --target price --features 4096 --out model")
+def fit_command(
+    data: Annotated[Path, typer.Argument(help="Parquet, CSV or Arrow file, or a folder of them.")],
+    target: Annotated[str, typer.Option(help="Column to predict.")],
+    out: Annotated[Path, typer.Option(help="Folder for the model; a run that was killed goes on from it.")],
+    features: Annotated[int, typer.Option(help="Number of random features.")] = 4096,
+    feature_map: Annotated[str, typer.Option("--map", help=f"One of {', '.join(MAPS)}.")] = "fourier",
+    bandwidth: Annotated[float, typer.Option(help="Of fourier: larger fits finer detail.")] = 1.0,
+    lam: Annotated[str, typer.Option(help="Ridge penalty: a number, or gcv to choose it from the sums.")] = "gcv",
+    task: Annotated[str, typer.Option(help="auto, regression or classification.")] = "auto",
+    missing: Annotated[str, typer.Option(help="Missing values: raise, drop (the row) or mean.")] = "raise",
+    drop: Annotated[str, typer.Option(help="Columns to leave out, with commas.")] = "",
+    double: Annotated[bool, typer.Option("--double", help="float64 within blocks too; half the speed.")] = False,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Time between checkpoints.")] = 60.0,
+    seed: Seed = 0,
+) -> None:
+    """Train on a table of any length in closed form: one pass, no backpropagation; also under torchrun."""
+    config = FitConfig(
+        target=target,
+        num_features=_checks.positive_int(features, "--features"),
+        feature_map=_checks.choose(feature_map, MAPS, "feature map"),
+        bandwidth=_checks.positive(bandwidth, "--bandwidth"),
+        lam=lam if lam == "gcv" else _number(lam, "--lam"),
+        task=task,
+        missing=missing,
+        drop=tuple(name for name in drop.split(",") if name),
+        block_dtype="float64" if double else "float32",
+        seed=seed,
+    )
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn())
+    first = os.environ.get("RANK", "0") == "0"  # of a torchrun cluster, only one talks
+    start = time.monotonic()
+    with Progress(*columns, console=console, transient=True, disable=not first) as bar:
+        task_id = bar.add_task("starting", total=None, speed="")
+
+        def show(what: str, rows: int, total: int) -> None:
+            speed = f"{rows:,} rows, {rows / max(time.monotonic() - start, 1e-9):,.0f} rows/s" if rows else ""
+            bar.update(task_id, description=what, completed=rows, total=total or None, speed=speed)
+
+        report = stream.fit(data, out, config, checkpoint_seconds=checkpoint_seconds, progress=show)
+    if first:
+        shown = ("task", "rows", "inputs", "num_features", "lam", "score", "degrees_of_freedom", "condition", "seconds")
+        rows = [{"what": key.replace("_", " "), "value": report[key]} for key in shown]
+        console.print(_table(f"fit of {target}", {"what": "", "value": ""}, rows))
+        _wrote(out / "model.safetensors", out / "model.json", out / "report.json")
+
+
+def _number(text: str, name: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a number or gcv; got {text!r}") from None
+
+
+@app.command(epilog="Example: snnk predict model test.parquet --out predictions.csv")
+def predict(
+    model: Annotated[Path, typer.Argument(help="Folder that snnk fit wrote.")],
+    data: Annotated[Path, typer.Argument(help="Parquet, CSV or Arrow file, or a folder of them.")],
+    out: Annotated[Path, typer.Option(help="CSV file for the predictions, one a row; empty where a row was dropped.")],
+) -> None:
+    """Predictions of a fitted model for a table; with the target among its columns, their accuracy or R2 too."""
+    if out.exists():
+        raise ValueError(f"{out} exists already; name another file")
+    loaded = TableModel.load(model)
+    count, score = loaded.write_predictions(data, out)
+    told = "".join(f", {name} {value:.4f}" for name, value in score.items())
+    console.print(f"{count:,} predictions{told}", highlight=False)
+    _wrote(out)
+
+
 @app.command(epilog="Example: snnk demo --out demo")
 def demo(out: Out = Path("demo")) -> None:
     """Estimate the paper's sine layer with few features: a table and a picture, in a few seconds."""
@@ -167,3 +240,7 @@ def main(args: list[str] | None = None) -> None:
 def _fail(message: str) -> int:
     sys.stderr.write(f"snnk: {' '.join(message.split())}\n")
     return 2
+
+
+if __name__ == "__main__":
+    main()

@@ -50,6 +50,10 @@ class Projection:
     gaussian_rows: bool = False
     sphere_rows: bool = False
 
+    def __reduce__(self) -> Any:
+        named = PROJECTIONS.get(self.name) is self  # kept as its name in a pickle: a lambda cannot be
+        return (resolve_projection, (self.name,)) if named else super().__reduce__()
+
     def __call__(self, m: int, d: int, generator: Generator) -> Tensor:
         positive_int(m, "number of projections")
         positive_int(d, "in_features")

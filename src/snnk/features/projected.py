@@ -41,7 +41,8 @@ class ProjectedURF(FeatureMap):
         activation: name, Activation, torch module or elementwise callable.
         x_norm, w_norm: typical |x - mean| and |w|; `calibrate` measures them.
         bandwidth: standard deviation of the angles; default: the best of a grid for weights of the typical norm.
-        projection: name in PROJECTIONS, a Projection, or a callable.
+        projection: name in PROJECTIONS, a Projection, or a callable. Rows of one length would have angles of one
+            frequency only, which in few dimensions fits next to nothing.
         on_error: as for URF.
         normalize: see FeatureMap.
         seed, device, dtype: of the map.
@@ -64,7 +65,7 @@ class ProjectedURF(FeatureMap):
         x_norm: float = 1.0,
         w_norm: float = 1.0,
         bandwidth: float | None = None,
-        projection: Any = "orthogonal",
+        projection: Any = "orthogonal_chi",
         on_error: str = "raise",
         normalize: str | None = None,
         seed: int = 0,

@@ -47,7 +47,8 @@ class URF(FeatureMap):
         range: (low, high) that z = w.x + b takes; default +-(x_norm w_norm), or the activation's own range. Where it is
             known, from here or from `calibrate`, sin and cos are fitted like all others if that has less error.
         spectrum: "series" (a fitted trigonometric series), a Series of your own, or Sampled(...).
-        projection: name in PROJECTIONS, a Projection, or a callable.
+        projection: name in PROJECTIONS, a Projection, or a callable; default "orthogonal", below four dimensions, where
+            the bias of rows of one length is large, "orthogonal_chi".
         antithetic: average over +g and -g in psi; free.
         rho: "balanced", or "paper" (rho = omega, eta = 1).
         A: the paper's exponent on |g|^2, <= 0, or "auto" for the best. Its gain is 5 % at d = 16, nothing at d = 2000,
@@ -80,7 +81,7 @@ class URF(FeatureMap):
         w_norm: float = 1.0,
         range: tuple[float, float] | None = None,
         spectrum: str | Series | Sampled = "series",
-        projection: Any = "orthogonal",
+        projection: Any = None,
         antithetic: bool = True,
         rho: str = "balanced",
         A: float | str = 0.0,
@@ -97,7 +98,7 @@ class URF(FeatureMap):
         if not isinstance(spectrum, Series | Sampled):
             _checks.choose(spectrum, ["series"], "spectrum")
         self.spectrum = spectrum
-        self.kind = resolve_projection(projection)
+        self.kind = resolve_projection(projection or ("orthogonal" if in_features >= 4 else "orthogonal_chi"))
         self.antithetic = antithetic
         # an input so long that its estimate would be noise, e^10 times the typical variance, must not break training
         self.limit = math.inf if isinstance(spectrum, Sampled) else 5.0

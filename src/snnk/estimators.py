@@ -1,0 +1,256 @@
+"""scikit-learn estimators: random features with a closed-form fit (section 3.3), in scikit-learn's dialect.
+
+    make_pipeline(StandardScaler(), SNNKFeatures(1024), Ridge())     or in one:     SNNKRegressor(1024)
+
+The regressor and the classifier standardise their inputs, keep float64 sums and nothing of the data, and can go on with
+`partial_fit`; the mean and scale of the inputs are then those of the first batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import (
+    BaseEstimator,
+    ClassifierMixin,
+    ClassNamePrefixFeaturesOutMixin,
+    RegressorMixin,
+    TransformerMixin,
+)
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from snnk import _checks
+from snnk.features import FeatureMap
+from snnk.models import MAPS
+from snnk.ridge import LinearSolution, RidgeStats
+
+Array = np.ndarray[Any, np.dtype[Any]]
+ROWS = 8192  # rows whose features are held at once
+FLOATS = [np.float64, np.float32]  # features are computed in the dtype of the first rows
+
+
+class _Features(BaseEstimator):  # type: ignore[misc]
+    """What the three share: parameters of the map, and phi of standardised rows."""
+
+    map_: FeatureMap
+    mean_: Array
+    scale_: Array
+
+    def __init__(
+        self,
+        n_components: int = 1024,
+        *,
+        feature_map: str = "fourier",
+        bandwidth: float = 1.0,
+        standardize: bool = True,
+        random_state: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.feature_map = feature_map
+        self.bandwidth = bandwidth
+        self.standardize = standardize
+        self.random_state = random_state
+
+    def _start(self, X: Array, weight: Array | None = None) -> None:
+        """Draw the map, and take mean and scale from the rows."""
+        d = X.shape[1]
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        make = _checks.look_up(self.feature_map, MAPS, "feature map")
+        n = _checks.positive_int(self.n_components, "n_components")
+        even = n + n % 2  # cos and sin come in pairs; of an odd number the last is left out
+        self.map_ = make(d, even, self.bandwidth, d**0.5, seed).to(getattr(torch, X.dtype.name))
+        self.mean_, self.scale_ = np.zeros(d), np.ones(d)
+        if self.standardize:
+            self.mean_ = np.average(X, axis=0, weights=weight)
+            spread = np.sqrt(np.average(np.square(X - self.mean_), axis=0, weights=weight))
+            self.scale_ = np.where(spread > 1e-12 * np.maximum(np.abs(self.mean_), 1e-300), spread, 1.0)
+
+    def _phi(self, X: Array) -> torch.Tensor:
+        x = torch.from_numpy((X - self.mean_) / self.scale_).to(self.map_.projection.dtype)
+        with torch.no_grad():
+            return self.map_.phi(x)[:, : self.n_components]
+
+
+class SNNKFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Features):  # type: ignore[misc]
+    """Random features of rows, for any linear model behind them.
+
+    Args:
+        n_components: number of features.
+        feature_map: "fourier" (cos and sin) or "relu".
+        bandwidth: of "fourier": standard deviation of the angles; larger fits finer detail.
+        standardize: whether to centre and scale the columns first.
+        random_state: of the map.
+
+    Example:
+        >>> SNNKFeatures(64, random_state=0).fit_transform(np.random.rand(10, 3)).shape
+        (10, 64)
+    """
+
+    def fit(self, X: Any, y: Any = None) -> SNNKFeatures:
+        self._start(validate_data(self, X, dtype=FLOATS))
+        self._n_features_out = self.n_components
+        return self
+
+    def transform(self, X: Any) -> Array:
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=FLOATS, reset=False)
+        return self._phi(X).numpy().astype(X.dtype, copy=False)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+
+class _Closed(_Features):
+    """Sums of features and targets, solved in closed form."""
+
+    solution_: LinearSolution
+
+    def __init__(
+        self,
+        n_components: int = 1024,
+        *,
+        feature_map: str = "fourier",
+        bandwidth: float = 1.0,
+        alpha: float | str = 1e-3,
+        standardize: bool = True,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            n_components,
+            feature_map=feature_map,
+            bandwidth=bandwidth,
+            standardize=standardize,
+            random_state=random_state,
+        )
+        self.alpha = alpha
+
+    def _add(self, X: Array, y: Array, weight: Array | None, first: bool) -> None:
+        if first:
+            self._start(X, weight)
+            self.stats_ = RidgeStats(self.n_components, y.shape[1])
+        for start in range(0, len(X), ROWS):
+            part = slice(start, start + ROWS)
+            w = None if weight is None else torch.from_numpy(weight[part])
+            self.stats_.update(self._phi(X[part]), torch.from_numpy(y[part]), w)
+        solution = self.stats_.solve(self.alpha)
+        self.solution_, self.alpha_ = solution, solution.lam
+
+    def _outputs(self, X: Any) -> Array:
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=FLOATS, reset=False)
+        parts = [self.solution_.predict(self._phi(X[i : i + ROWS]).double()) for i in range(0, len(X), ROWS)]
+        return torch.cat(parts).numpy()
+
+
+class SNNKRegressor(RegressorMixin, _Closed):  # type: ignore[misc]
+    """Ridge regression on random features: one pass, no iterations, `partial_fit` exact.
+
+    Args:
+        n_components, feature_map, bandwidth, standardize, random_state: as for SNNKFeatures.
+        alpha: penalty, or "gcv" to choose it by generalised cross-validation.
+
+    Example:
+        >>> X = np.random.default_rng(0).normal(size=(500, 2))
+        >>> bool(SNNKRegressor(128, random_state=0).fit(X, np.sin(X[:, 0])).score(X, np.sin(X[:, 0])) > 0.99)
+        True
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> SNNKRegressor:
+        return self._fit(X, y, sample_weight, first=True)
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> SNNKRegressor:
+        """Add rows to the sums and solve again."""
+        return self._fit(X, y, sample_weight, first=not hasattr(self, "stats_"))
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, first: bool) -> SNNKRegressor:
+        X, y = validate_data(self, X, y, dtype=FLOATS, multi_output=True, y_numeric=True, reset=first)
+        weight = None if sample_weight is None else _check_sample_weight(sample_weight, X, dtype=np.float64)
+        self._flat = y.ndim == 1
+        self._add(X, y.astype(np.float64).reshape(len(y), -1), weight, first)
+        return self
+
+    def predict(self, X: Any) -> Array:
+        outputs = self._outputs(X)
+        return outputs[:, 0] if self._flat else outputs
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
+    """Least squares to one-hot classes, or a linear discriminant, on random features.
+
+    Args:
+        n_components, feature_map, bandwidth, standardize, random_state: as for SNNKFeatures.
+        alpha: penalty, or "gcv"; for the discriminant its shrinkage, 0 to 1.
+        discriminant: take the linear discriminant from the same sums instead of least squares.
+
+    Example:
+        >>> X = np.random.default_rng(0).normal(size=(500, 2))
+        >>> y = np.where(X[:, 0] * X[:, 1] > 0, "same", "other")
+        >>> bool(SNNKClassifier(128, random_state=0).fit(X, y).score(X, y) > 0.95)
+        True
+    """
+
+    def __init__(
+        self,
+        n_components: int = 1024,
+        *,
+        feature_map: str = "fourier",
+        bandwidth: float = 1.0,
+        alpha: float | str = 1e-3,
+        discriminant: bool = False,
+        standardize: bool = True,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            n_components,
+            feature_map=feature_map,
+            bandwidth=bandwidth,
+            alpha=alpha,
+            standardize=standardize,
+            random_state=random_state,
+        )
+        self.discriminant = discriminant
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> SNNKClassifier:
+        return self._fit(X, y, sample_weight, None, first=True)
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> SNNKClassifier:
+        """Add rows to the sums and solve again; the first call needs `classes` unless it sees all of them."""
+        return self._fit(X, y, sample_weight, classes, first=not hasattr(self, "stats_"))
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, classes: Any, first: bool) -> SNNKClassifier:
+        X, y = validate_data(self, X, y, dtype=FLOATS, reset=first)
+        check_classification_targets(y)
+        if first:
+            self.classes_ = np.unique(y if classes is None else classes)
+            if len(self.classes_) < 2:
+                raise ValueError(f"the classifier needs at least two classes; got 1 class, {self.classes_[0]!r}")
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise ValueError(f"y has classes {unknown} that are not among {self.classes_}; name all in the first call")
+        weight = None if sample_weight is None else _check_sample_weight(sample_weight, X, dtype=np.float64)
+        self._add(X, (y[:, None] == self.classes_).astype(np.float64), weight, first)
+        return self
+
+    def _add(self, X: Array, y: Array, weight: Array | None, first: bool) -> None:
+        super()._add(X, y, weight, first)
+        if self.discriminant:
+            self.solution_ = self.stats_.discriminant(float(self.alpha))
+
+    def decision_function(self, X: Any) -> Array:
+        outputs = self._outputs(X)
+        return outputs[:, 1] - outputs[:, 0] if len(self.classes_) == 2 else outputs
+
+    def predict(self, X: Any) -> Array:
+        best = self._outputs(X).argmax(1)
+        return self.classes_[best]

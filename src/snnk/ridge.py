@@ -1,0 +1,450 @@
+r"""Ridge regression from sums alone (section 3.3; the appendix on training a bundled network): no row is seen twice.
+
+    minimise over A, b:    sum_i w_i |y_i - A phi_i - b|^2 + lam |A|^2,    lam as scikit-learn's Ridge(alpha)
+
+    S = sum_i w_i (phi_i - mean)(phi_i - mean)' = V diag(s) V',    c = V' sum_i w_i (phi_i - mean)(y_i - mean)'
+    A' = V (s + lam)^-1 c,    degrees of freedom = 1 + sum s / (s + lam),    b = mean y - A mean phi
+    RSS = yy - sum c^2 / s + sum (c^2 / s) (lam / (s + lam))^2,    GCV = rows RSS / (rows - degrees of freedom)^2
+
+yy is the sum of squares of centred y. All of it comes from sums over rows, so statistics of parts add, those of removed
+rows are subtracted, one eigendecomposition gives every lam, and the first k features use the corner of the same sums.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from snnk import _checks
+
+F64 = torch.float64
+BLOCK_ROWS, PANEL = 2048, 192  # fast at 1024 features; of 1024 to 8192 rows and 128 to 1025 columns
+BLOCK_DTYPES = {"float64": F64, "float32": torch.float32}
+FORMAT = {"format": "snnk.RidgeStats", "version": "1"}
+Rows = tuple[tuple[float, float, float], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LinearSolution:
+    """`weight` (t, k) and `bias` (t,) in float64; `condition` is that of the matrix that was solved with."""
+
+    weight: Tensor
+    bias: Tensor
+    condition: float
+
+    def predict(self, phi: Tensor) -> Tensor:
+        """weight phi + bias: (*, k) -> (*, t), computed in float64, returned in the dtype of phi."""
+        phi = _checks.matrix(phi, self.weight.shape[1], "phi")
+        return F.linear(phi.to(self.weight), self.weight, self.bias).to(phi.dtype)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RidgeSolution(LinearSolution):
+    """A ridge fit: a LinearSolution and what is known about it.
+
+    Args:
+        gram_condition: condition number without lam.
+        rank: directions above rounding, of k; the others get no weight.
+        lam, degrees_of_freedom: the penalty, and the trace of the hat matrix with the intercept.
+        residual: (t,), mean squared residual on the rows of the sums.
+        score: GCV or held-out squared error, mean over targets; None where lam was given.
+        path: (lam, score, degrees of freedom) at each lam of the search.
+    """
+
+    gram_condition: float
+    rank: int
+    lam: float
+    degrees_of_freedom: float
+    residual: Tensor
+    score: float | None = None
+    path: Rows = ()
+
+    def __repr__(self) -> str:
+        fit = f"degrees_of_freedom={self.degrees_of_freedom:.1f}, residual={float(self.residual.mean()):.4g}"
+        rest = f"rank={self.rank}, condition={self.condition:.1e}, gram_condition={self.gram_condition:.1e}"
+        return f"RidgeSolution(weight={[*self.weight.shape]}, lam={self.lam:.4g}, score={self.score}, {fit}, {rest})"
+
+
+@dataclass(frozen=True, eq=False)
+class RidgeFactor:
+    """The eigendecomposition of a centred Gram: made once by `RidgeStats.factor`, then any lam costs one product."""
+
+    values: Tensor  # (r,) s above rounding; below it a direction is noise, and so is its share of y
+    vectors: Tensor  # (k, r) V
+    target: Tensor  # (r, t) c
+    mean: Tensor  # (k + t,) of phi and y
+    power: Tensor  # (t,) yy
+    total_weight: float
+    rows: int
+    condition: float
+
+    def curves(self, lams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Degrees of freedom (L,), sums of squared residuals (L, t) and GCV (L,), mean over targets, at lams (L,).
+
+        Each is a sum of terms >= 0, so that nothing cancels as lam goes to 0. GCV counts rows, whatever their weights.
+        """
+        rank, lams = len(self.values), lams.to(self.values)[:, None]
+        shrunk = lams / (self.values + lams)  # (L, r)
+        explained = self.target.square() / self.values[:, None]
+        # What no lam can fit, and the rows it takes: nothing at all where the features can fit every row.
+        spare = max(self.rows - 1 - rank, 0)
+        outside = (self.power - explained.sum(0)).clamp_min(0) * (spare > 0)
+        rss = outside + shrunk.square() @ explained
+        return 1 + rank - shrunk.sum(1), rss, self.rows * rss.mean(1) / (spare + shrunk.sum(1)).square()
+
+    def search(self, score: Callable[[Tensor], Tensor] | None = None) -> RidgeSolution:
+        """The solution of least GCV, or of least score(lams): (L,) -> (L,); four lam a decade, refined at the best."""
+        if self.rows < 2:
+            raise ValueError(f"a search for lam needs at least 2 rows; got {self.rows}. Give lam as a number")
+        top = math.log10(float(self.values[-1])) if len(self.values) else 0.0
+        low, high, steps = top - 16, top + 4, 81
+        path: list[tuple[float, float, float]] = []
+        for _ in range(4):
+            lams = torch.logspace(low, high, steps, dtype=F64)
+            freedom, _, scores = self.curves(lams)
+            scores = scores if score is None else score(lams)
+            path += zip(lams.tolist(), scores.tolist(), freedom.tolist(), strict=True)
+            best, width = int(scores.argmin()), (high - low) / (steps - 1)
+            low, high, steps = low + (best - 1) * width, low + (best + 1) * width, 21
+        lam, value, _ = min(path, key=lambda row: row[1])
+        return self.solve(lam, value, tuple(sorted(path)))
+
+    def solve(self, lam: float, score: float | None = None, path: Rows = ()) -> RidgeSolution:
+        """The solution at one lam; `score` and `path` are handed on to it."""
+        k, rank, lam = len(self.vectors), len(self.values), float(lam)
+        if not 0 <= lam < math.inf:
+            raise ValueError(f"lam must be a number >= 0, several of them, 'gcv' or 'kfold'; got {lam}")
+        if lam == 0 and rank < k:
+            raise ValueError(
+                f"lam = 0 needs full rank; got {rank} of {k} features, condition number {self.condition:.1e}. "
+                "Use lam > 0, lam='gcv' or fewer features"
+            )
+        weight = (self.vectors @ (self.target / (self.values + lam)[:, None])).T.contiguous()
+        bias = self.mean[k:] - weight @ self.mean[:k]
+        condition = _condition(F.pad(self.values, (k - rank, 0)) + lam)
+        freedom, rss, _ = self.curves(torch.tensor([lam], dtype=F64))
+        residual = rss[0] / self.total_weight
+        return RidgeSolution(weight, bias, condition, self.condition, rank, lam, float(freedom), residual, score, path)
+
+
+class RidgeStats:
+    """Mergeable float64 sums of rows (phi, y): all that ridge regression with an intercept needs.
+
+    Args:
+        num_features, num_targets: columns m of phi and t of y.
+        folds: 0, or the number K >= 2 of folds to keep apart for `solve("kfold")`; memory grows K times.
+        block_dtype: float64; or float32, about twice as fast, for products within blocks of 2048 rows, which are added
+            up in float64. Its error was below 2e-6 of sqrt(S_ii S_jj) on normal, cosine and ReLU features, so that
+            directions below 5e-7 of the largest eigenvalue are left out, and residuals below 1e-6 of yy are noise.
+        device: of the sums.
+
+    `note` is a text of yours that goes into the file with the sums, for example which rows they cover.
+
+    Example:
+        >>> phi, y = torch.eye(4), torch.arange(4.0)
+        >>> stats = RidgeStats(4, 1).update(phi[:2], y[:2]) + RidgeStats(4, 1).update(phi[2:], y[2:])
+        >>> [round(x, 6) for x in stats.solve(1.0).weight[0].tolist()]
+        [-0.75, -0.25, 0.25, 0.75]
+    """
+
+    def __init__(
+        self, num_features: int, num_targets: int, *, folds: int = 0, block_dtype: torch.dtype = F64, device: Any = None
+    ) -> None:
+        m = self.num_features = _checks.positive_int(num_features, "num_features")
+        t = self.num_targets = _checks.positive_int(num_targets, "num_targets")
+        if isinstance(folds, bool) or not isinstance(folds, int) or folds < 0 or folds == 1:
+            raise ValueError(f"folds must be 0 or an integer of at least 2; got {folds!r}")
+        if block_dtype not in BLOCK_DTYPES.values():
+            raise ValueError(f"block_dtype must be torch.float64 or torch.float32; got {block_dtype!r}")
+        self.folds, self.block_dtype, self.note = folds, block_dtype, ""
+        # Sums over rows z = (1, phi - shift, y - shift), each fold apart: first n, phi, y; then phi'phi (upper triangle
+        # only) and phi'y; last the number of rows, zeros, y^2. A shift near the mean keeps the digits that centring far
+        # from 0 would cancel. It is fixed at the first block (NaN before) rather than followed, so that sums are linear
+        # in the rows: they add, subtract and all-reduce. Its values are float32: both dtypes subtract the same.
+        self.sums = torch.zeros(max(folds, 1), 2 + m, 1 + m + t, dtype=F64, device=device)
+        self.shift = torch.full((m + t,), math.nan, dtype=F64, device=device)
+
+    @property
+    def rows(self) -> Tensor:
+        """Number of rows of positive weight in each fold, a view."""
+        return self.sums[:, -1, 0]
+
+    def update(self, phi: Tensor, y: Tensor, weight: Tensor | None = None, fold: Tensor | None = None) -> RidgeStats:
+        """Add rows phi (n, m), y (n, t) or (n,), weight (n,) >= 0, fold (n,) integers or in turn; NaN or inf raises."""
+        return self._add(phi, y, weight, fold, 1)
+
+    def downdate(self, phi: Tensor, y: Tensor, weight: Tensor | None = None, fold: Tensor | None = None) -> RidgeStats:
+        """Remove rows, as if they had never been added; with folds, `fold` says where each was."""
+        if self.folds and fold is None:
+            raise ValueError(f"downdate with {self.folds} folds needs fold=, the fold that each row was added to")
+        return self._add(phi, y, weight, fold, -1)
+
+    @torch.no_grad()
+    def _add(self, phi: Tensor, y: Tensor, weight: Tensor | None, fold: Tensor | None, sign: int) -> RidgeStats:
+        m, t, device = self.num_features, self.num_targets, self.sums.device
+        y = y[:, None] if isinstance(y, Tensor) and y.ndim == 1 and t == 1 else y
+        _finite(_checks.matrix(phi, m, "phi"), "phi")
+        _finite(_checks.matrix(y, t, "y"), "y")
+        n = len(phi)
+        if phi.ndim != 2 or y.shape != (n, t):
+            raise ValueError(f"phi must be (n, {m}) and y (n, {t}); got {tuple(phi.shape)} and {tuple(y.shape)}")
+        if weight is not None:
+            _finite(_checks.matrix(weight, n, "weight"), "weight")
+            if weight.ndim != 1 or bool((weight < 0).any()):
+                raise ValueError(f"weight must be ({n},) and >= 0; got shape {tuple(weight.shape)}, {weight.min():g}")
+        in_turn = (torch.arange(n) + int(self.rows.sum())) % len(self.rows)
+        fold = in_turn if fold is None else torch.as_tensor(fold)
+        if fold.is_floating_point() or fold.shape != (n,) or bool(((fold < 0) | (fold >= len(self.rows))).any()):
+            raise ValueError(f"fold must be ({n},) integers below folds={self.folds}; got {fold}")
+        fold = fold.to(device, torch.int64)
+        counted = fold if weight is None else fold[weight.to(device) > 0]
+        self.rows.add_(torch.bincount(counted, minlength=len(self.rows)), alpha=sign)
+        if n and bool(self.shift.isnan().any()):
+            self.reshift_(torch.cat([x[:BLOCK_ROWS].to(self.shift).mean(0) for x in (phi, y)]))
+        buffer = torch.empty(min(n, BLOCK_ROWS), 1 + m + t, dtype=self.block_dtype, device=device)
+        for start in range(0, n, BLOCK_ROWS):
+            block, z = slice(start, start + BLOCK_ROWS), buffer[: n - start]
+            z[:, 0] = 1
+            for x, shift, out in ((phi, self.shift[:m], z[:, 1 : 1 + m]), (y, self.shift[m:], z[:, 1 + m :])):
+                torch.sub(x[block].to(device), shift.to(z.dtype), out=out)
+            if weight is not None:
+                z.mul_(weight[block].to(self.sums).sqrt().to(z.dtype)[:, None])
+            for f, sums in enumerate(self.sums):
+                _accumulate(sums, z[fold[block] == f] if self.folds else z, sign)
+        return self
+
+    def merge(self, other: RidgeStats) -> RidgeStats:
+        """Add the rows of other statistics to these, in place; `a + b` and `a - b` make new ones."""
+        same = isinstance(other, RidgeStats) and other.sums.shape == self.sums.shape
+        if not same or self.block_dtype != other.block_dtype:
+            raise ValueError(f"num_features, num_targets, folds and block_dtype must agree; got {self} and {other}")
+        if bool(self.shift.isnan().any()):
+            self.shift.copy_(other.shift)
+        if not torch.equal(self.shift, other.shift.to(self.shift)) and bool(other.rows.any()):
+            other = copy.deepcopy(other).reshift_(self.shift)
+        self.sums.add_(other.sums.to(self.sums))
+        return self
+
+    def __add__(self, other: RidgeStats) -> RidgeStats:
+        return copy.deepcopy(self).merge(other)
+
+    def __sub__(self, other: RidgeStats) -> RidgeStats:
+        negative = copy.deepcopy(other)
+        negative.sums.neg_()
+        return copy.deepcopy(self).merge(negative)
+
+    def tensors(self) -> list[Tensor]:
+        """The sums themselves, for all_reduce: added up over workers they are merged, after `reshift_` to one shift."""
+        return [self.sums]
+
+    def reshift_(self, shift: Tensor) -> RidgeStats:
+        """Express the sums about another origin (m + t,), in place; exact but for rounding, least near the means."""
+        shift = _checks.finite(_checks.matrix(shift, self.shift.numel(), "shift"), "shift").float().to(self.shift)
+        for sums in self.sums:
+            _translate(sums, (self.shift - shift).nan_to_num(0.0))  # NaN: nothing to move yet
+        self.shift.copy_(shift)
+        return self
+
+    def factor(self, num_features: int | None = None) -> RidgeFactor:
+        """The costly part of `solve`, for the first `num_features` features: factor once, solve many."""
+        return self._factor(self._sums(num_features))
+
+    @overload
+    def solve(self, lam: float | str = "gcv", *, num_features: int | None = None) -> RidgeSolution: ...
+    @overload
+    def solve(self, lam: Sequence[float], *, num_features: int | None = None) -> list[RidgeSolution]: ...
+    def solve(self, lam: Any = "gcv", *, num_features: int | None = None) -> Any:
+        """The ridge solution; one lam serves all targets.
+
+        Args:
+            lam: a number >= 0; several, for a list of solutions; "gcv", the least generalised cross-validation; or
+                "kfold", the least squared error on held-out folds.
+            num_features: use the first so many features; all without it.
+
+        Example:
+            >>> phi = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+            >>> RidgeStats(3, 1).update(phi, 2 * phi[:, 1] + 1).solve(0.0).predict(torch.ones(1, 3))
+            tensor([[3.]])
+        """
+        if isinstance(lam, str):
+            _checks.choose(lam, ["gcv", "kfold"], "lam")
+            score = self._held_out(num_features) if lam == "kfold" else None
+            return self.factor(num_features).search(score)
+        factor = self.factor(num_features)
+        return [factor.solve(x) for x in lam] if isinstance(lam, Iterable) else factor.solve(lam)
+
+    def discriminant(self, shrinkage: float = 0.0, *, num_features: int | None = None) -> LinearSolution:
+        """Linear discriminant analysis from the same sums, for one-hot y: softmax of `predict(phi)` is the posterior.
+
+        Args:
+            shrinkage: 0 to 1, the share of the within-class covariance that is replaced by its mean variance, as in
+                scikit-learn's LinearDiscriminantAnalysis(solver="lsqr"). Weights are about the mean of all rows.
+            num_features: use the first so many features; all without it.
+
+        Example:
+            >>> phi, y = torch.tensor([[0.0], [1.0], [4.0], [5.0]]), F.one_hot(torch.tensor([0, 0, 1, 1]))
+            >>> RidgeStats(1, 2).update(phi, y.float()).discriminant().predict(phi).argmax(1)
+            tensor([0, 0, 1, 1])
+        """
+        if not 0 <= shrinkage <= 1:
+            raise ValueError(f"shrinkage must be from 0 to 1; got {shrinkage!r}")
+        sums = self._sums(num_features)
+        k, n = len(sums) - 2, float(sums[0, 0])
+        mean = sums[0, 1 : 1 + k] / n
+        _translate(sums, torch.cat([-mean, self.shift[self.num_features :]]))
+        counts, squares = sums[0, 1 + k :], sums[-1, 1 + k :]
+        if float((squares - counts).abs().max()) > 1e-6 * n or abs(float(counts.sum()) - n) > 1e-6 * n:
+            raise ValueError(f"y must be one-hot; its columns sum to {counts.tolist()}, squared to {squares.tolist()}")
+        if float(counts.min()) < 1e-9 * n:
+            raise ValueError(f"class {int(counts.argmin())} has no rows; leave it out of y, or add rows of it")
+        means = sums[1:-1, 1 + k :] / counts  # (k, t)
+        within = (sums[1:-1, 1 : 1 + k] - (means * counts) @ means.T) / n
+        values, vectors = torch.linalg.eigh(within, UPLO="U")
+        values = (1 - shrinkage) * values + shrinkage * values.mean()
+        condition = _condition(values)
+        if condition * self._tolerance(k) >= 1:
+            raise ValueError(f"singular covariance, condition number {condition:.1e}: use shrinkage > 0")
+        weight = ((vectors / values) @ (vectors.T @ means)).T.contiguous()
+        bias = (counts / n).log() - (weight * means.T).sum(1) / 2 - weight @ (mean + self.shift[:k])
+        return LinearSolution(weight, bias, condition)
+
+    def _tolerance(self, k: int) -> float:
+        """Eigenvalues below this part of the largest are rounding: k eps, or the largest error measured in float32."""
+        double = k * torch.finfo(F64).eps
+        return double if self.block_dtype == F64 else max(double, 4 * torch.finfo(torch.float32).eps)
+
+    def _sums(self, num_features: int | None, folds: slice = slice(None)) -> Tensor:
+        """A copy of the sums over folds, for the first features: (2 + k, 1 + k + t)."""
+        m = self.num_features
+        k = m if num_features is None else _checks.positive_int(num_features, "num_features")
+        if k > m:
+            raise ValueError(f"num_features must be at most {m}, the features of the sums; got {k}")
+        if float(self.rows.min()) < 0 or not bool(self.rows.any()):
+            raise ValueError(f"no rows to solve for, or more removed than added: {self.rows.tolist()} in the folds")
+        sums = torch.cat([self.sums[folds, : 1 + k], self.sums[folds, -1:]], 1).sum(0)
+        if not bool(sums.isfinite().all()):
+            raise ValueError("the sums overflowed: scale phi and y down, or use block_dtype=torch.float64")
+        return torch.cat([sums[:, : 1 + k], sums[:, 1 + m :]], 1)
+
+    def _factor(self, sums: Tensor) -> RidgeFactor:
+        k, n, first = len(sums) - 2, float(sums[0, 0]), sums[0, 1:]
+        centred = torch.addr(sums[1:-1, 1:], first[:k], first, alpha=-1 / n)  # (k, k + t)
+        values, vectors = torch.linalg.eigh(centred[:, :k], UPLO="U")
+        keep = values > self._tolerance(k) * values[-1].clamp_min(0)
+        vectors, target = vectors[:, keep], vectors[:, keep].T @ centred[:, k:]
+        mean = first / n + torch.cat([self.shift[:k], self.shift[self.num_features :]])
+        power = sums[-1, 1 + k :] - first[k:].square() / n
+        return RidgeFactor(values[keep], vectors, target, mean, power, n, int(sums[-1, 0]), _condition(values))
+
+    def _held_out(self, num_features: int | None) -> Callable[[Tensor], Tensor]:
+        """Squared error on the folds left out, mean over rows and targets, as a function of lams (L,) -> (L,)."""
+        if not self.folds:
+            raise ValueError("lam='kfold' needs folds: make the statistics with folds=K, or use lam='gcv'")
+        total, parts = self._sums(num_features), []
+        k, n = len(total) - 2, float(total[0, 0])
+        for f in range(self.folds):
+            held = self._sums(num_features, slice(f, f + 1))
+            if held[-1, 0] == total[-1, 0]:
+                raise ValueError(f"all rows are in fold {f}: spread them over the {self.folds} folds")
+            factor = self._factor(total - held)
+            _translate(held, (held - total)[0, 1:] / factor.total_weight)  # about the means of the training rows
+            gram, cross, squares = held[1:-1, 1 : 1 + k], held[1:-1, 1 + k :], held[-1, 1 + k :]
+            parts.append((factor, gram.triu() + gram.triu(1).T, cross, squares))
+
+        def error(lam: float) -> float:
+            terms = ((factor.solve(lam).weight.T, *held) for factor, *held in parts)
+            return sum(float((yy + (a * (gram @ a - 2 * cross)).sum(0)).mean()) for a, gram, cross, yy in terms) / n
+
+        return lambda lams: torch.tensor([error(lam) for lam in lams.tolist()], dtype=F64)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The tensors that `save` writes."""
+        return {"sums": self.sums, "shift": self.shift}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the sums and `note` as a safetensors file; a file of that name is replaced at once or not at all."""
+        safetensors, path = _safetensors(), Path(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        metadata = {**FORMAT, "block_dtype": str(self.block_dtype).removeprefix("torch."), "note": self.note}
+        try:
+            safetensors.torch.save_file(self.state_dict(), temporary, metadata)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, device: Any = None) -> RidgeStats:
+        """Statistics that `save` wrote. The header is checked in full before any sum is read."""
+        safetensors = _safetensors()
+        try:
+            with safetensors.safe_open(path, framework="pt", device=str(device or "cpu")) as file:
+                metadata, names = file.metadata() or {}, sorted(file.keys())
+                if {**metadata, **FORMAT} != metadata or names != ["shift", "sums"]:
+                    raise ValueError(f"{path} must be {FORMAT} with tensors shift, sums; got {metadata} with {names}")
+                block_dtype = _checks.look_up(metadata.get("block_dtype"), BLOCK_DTYPES, "block_dtype")
+                found = [(part.get_dtype(), part.get_shape()) for part in map(file.get_slice, names)]
+                f, left, right = found[1][1] if len(found[1][1]) == 3 else (0, 0, 0)
+                m, t = left - 2, right - left + 1
+                if min(f, m, t) < 1 or found != [("F64", [m + t]), ("F64", [f, 2 + m, 1 + m + t])]:
+                    raise ValueError(f"{path}: shapes of shift and sums do not fit together; got {found}")
+                stats = cls(m, t, folds=f if f > 1 else 0, block_dtype=block_dtype, device="meta")
+                stats.shift, stats.sums = (file.get_tensor(name) for name in names)
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
+        if not bool(stats.sums.isfinite().all()):
+            raise ValueError(f"{path} holds NaN or infinite sums; make the statistics again")
+        stats.note = metadata.get("note", "")
+        return stats
+
+    def __repr__(self) -> str:
+        layout = f"num_features={self.num_features}, num_targets={self.num_targets}, folds={self.folds}"
+        return f"RidgeStats({layout}, block_dtype={self.block_dtype}, rows={int(self.rows.sum())})"
+
+
+def _accumulate(sums: Tensor, z: Tensor, sign: int) -> None:
+    """Add the rows z = (1, phi, y), sign +1, or remove them, by panels of columns that leave out the lower triangle."""
+    width = len(sums) - 1
+    with torch.autocast(z.device.type, enabled=False):  # it would round float32 products to bfloat16
+        for i in range(0, width, PANEL):
+            j = min(i + PANEL, width)
+            panel, left, right = sums[i:j, i:], z[:, i:j].T, z[:, i:]
+            if z.dtype == sums.dtype:
+                panel.addmm_(left, right, alpha=sign)
+            else:
+                panel.add_(left @ right, alpha=sign)
+    sums[-1, width:].add_(z[:, width:].to(sums).square().sum(0), alpha=sign)
+
+
+def _translate(sums: Tensor, delta: Tensor) -> None:
+    """Turn sums over (1, phi, y) into those over (1, phi + delta, y + delta), in place."""
+    k, n, first = len(sums) - 2, sums[0, 0].clone(), sums[0, 1:].clone()
+    sums[-1, 1 + k :].add_((2 * first[k:] + n * delta[k:]) * delta[k:])
+    sums[1:-1, 1:].addr_(delta[:k], first).addr_(first[:k] + n * delta[:k], delta)
+    sums[0, 1:].add_(n * delta)
+
+
+def _condition(values: Tensor) -> float:  # of a matrix with these eigenvalues, ascending
+    return float(values[-1] / values[0]) if values[0] > 0 else math.inf
+
+
+def _finite(x: Tensor, name: str) -> None:
+    # A sum is fifty times faster than a look at each value, and not finite where any value is not.
+    if not bool(torch.isfinite(x.sum())):
+        _checks.finite(x, name)
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise ImportError("RidgeStats.save and load need safetensors: pip install safetensors") from None
+    return safetensors

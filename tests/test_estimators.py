@@ -1,0 +1,89 @@
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.datasets import make_moons
+from sklearn.linear_model import Ridge
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from snnk.estimators import SNNKClassifier, SNNKFeatures, SNNKRegressor
+
+SMALL = {"n_components": 32, "random_state": 0}
+
+
+@parametrize_with_checks(
+    [
+        SNNKFeatures(**SMALL),
+        SNNKRegressor(**SMALL),
+        SNNKClassifier(**SMALL),
+        SNNKClassifier(**SMALL, feature_map="relu"),
+    ]
+)
+def test_scikit_learn_contract(estimator, check):
+    check(estimator)
+
+
+def data(n=400, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(3, 5, size=(n, 3))
+    return X, np.sin(X[:, 0] / 5) + X[:, 1] / 5
+
+
+def test_regressor_is_ridge_on_its_features():
+    X, y = data()
+    ours = SNNKRegressor(64, alpha=0.1, random_state=0).fit(X, y)
+    features = SNNKFeatures(64, standardize=False, random_state=0)
+    pipe = make_pipeline(StandardScaler(), features, Ridge(alpha=0.1)).fit(X, y)
+    np.testing.assert_allclose(ours.predict(X), pipe.predict(X), atol=1e-4)
+    assert SNNKRegressor(64, alpha="gcv", random_state=0).fit(X, y).score(*data(seed=1)) > 0.9
+
+
+def test_partial_fit_adds_rows_exactly():
+    X, y = data()
+    whole = SNNKRegressor(64, standardize=False, random_state=0).fit(X, y)
+    parts = SNNKRegressor(64, standardize=False, random_state=0)
+    for i in range(0, 400, 100):
+        parts.partial_fit(X[i : i + 100], y[i : i + 100])
+    np.testing.assert_allclose(parts.predict(X), whole.predict(X), atol=1e-8)
+
+
+def test_classifiers_learn_what_a_line_cannot():
+    X, y = make_moons(500, noise=0.1, random_state=0)
+    names = np.array(["up", "down"])[y]
+    for options in ({}, {"discriminant": True, "alpha": 1e-4}, {"feature_map": "relu"}):
+        model = SNNKClassifier(128, random_state=0, **options).fit(X, names)
+        assert model.score(X, names) > 0.97
+        assert set(model.predict(X)) == {"up", "down"}
+        assert ((model.decision_function(X) > 0) == (model.predict(X) == model.classes_[1])).all()
+
+
+def test_partial_fit_of_classes():
+    X, y = make_moons(200, random_state=0)
+    model = SNNKClassifier(64, random_state=0).partial_fit(X[:100], y[:100], classes=[0, 1, 2])
+    assert list(model.partial_fit(X[100:], y[100:]).classes_) == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"classes \[5\] that are not among"):
+        model.partial_fit(X[:1], [5])
+
+
+def test_pipeline_grid_search_and_pandas():
+    pd = pytest.importorskip("pandas")
+    X, y = data()
+    frame = pd.DataFrame(X, columns=["a", "b", "c"])
+    search = GridSearchCV(SNNKRegressor(32, random_state=0), {"bandwidth": [0.3, 1.0], "alpha": [1e-3, 10.0]}, cv=3)
+    assert search.fit(frame, y).best_score_ > 0.9
+    features = SNNKFeatures(4, random_state=0).set_output(transform="pandas").fit(frame)
+    assert list(features.transform(frame).columns) == [f"snnkfeatures{i}" for i in range(4)]
+    assert list(features.feature_names_in_) == ["a", "b", "c"]
+
+
+def test_refusals():
+    X, y = data(20)
+    with pytest.raises(TypeError, match=r"[Ss]parse"):
+        SNNKRegressor(8).fit(sparse.csr_matrix(X), y)
+    with pytest.raises(ValueError, match="unknown feature map 'fouier'; did you mean 'fourier'"):
+        SNNKRegressor(8, feature_map="fouier").fit(X, y)
+    with pytest.raises(ValueError, match="n_components must be a positive integer; got 0"):
+        SNNKRegressor(0).fit(X, y)
+    assert SNNKFeatures(7).fit_transform(X).shape == (20, 7)
