@@ -79,7 +79,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/estimators.json"))
     args = parser.parse_args()
     config = Config(draws=30, pointwise_draws=30) if args.quick else Config()
-    results = Results(args.out, config)
+    results = Results(args.out, config, resume=False)
     missed = 0
     for name, (d, p, x_norm, w_norm, bound) in {**SETTINGS, "d = 2000": (2000, 64, 0.0, 0.0, POINTWISE_BOUND)}.items():
         pointwise = name == "d = 2000"

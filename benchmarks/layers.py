@@ -62,7 +62,7 @@ def main() -> int:
     args = parser.parse_args()
     config = Config(tokens=512, rounds=3) if args.quick else Config()
     torch.set_num_threads(config.threads)
-    results = Results(args.out, config)
+    results = Results(args.out, config, resume=False)
     generator = torch.Generator().manual_seed(config.seed)
     x = torch.randn(config.tokens, config.dim, generator=generator) / math.sqrt(config.dim)
     activations: dict[str, nn.Module] = {"relu": nn.ReLU(), "gelu": nn.GELU()}

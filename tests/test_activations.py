@@ -131,6 +131,9 @@ def test_resolve_activation():
     assert resolve_activation(nn.LeakyReLU(0.2))(torch.tensor([-1.0])) == pytest.approx(-0.2)
     assert resolve_activation(torch.sin) is ACTIVATIONS["sin"]
     assert resolve_activation(F.silu) is ACTIVATIONS["silu"]
+    assert resolve_activation(F.tanh) is ACTIVATIONS["tanh"]
+    assert resolve_activation(nn.Softplus()) is ACTIVATIONS["softplus"]
+    assert resolve_activation(nn.Softplus(beta=2)).spectrum is None
     square = resolve_activation(lambda z: z**2, (-1, 3))
     assert square.range == (-1.0, 3.0) and isinstance(square, Activation)
     assert pickle.loads(pickle.dumps(resolve_activation(nn.LeakyReLU(0.2), (0, 1)))).range == (0, 1)

@@ -149,6 +149,8 @@ def test_deepcopy_pickle_and_meta_device(make, pairs, request):
     assert all(t.is_meta for t in meta.state_dict().values())
     meta.to_empty(device="cpu").reset_parameters()
     assert torch.equal(meta(x), module(x))
+    with torch.device("meta"):  # how transformers builds models
+        assert all(t.is_meta for t in make(seed=3).state_dict().values())
 
 
 @every_module

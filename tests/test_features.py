@@ -6,7 +6,18 @@ import pytest
 import torch
 from scipy import optimize, stats
 
-from snnk import ACTIVATIONS, FEATURE_MAPS, URF, ArcCosine, PowerSeries, ProjectedURF, Sampled, UnreachableError
+from snnk import (
+    ACTIVATIONS,
+    FEATURE_MAPS,
+    URF,
+    Activation,
+    ArcCosine,
+    PowerSeries,
+    ProjectedURF,
+    Sampled,
+    Spectrum,
+    UnreachableError,
+)
 from snnk._series import Series
 from snnk.features import make_feature_map
 from snnk.features.urf import best_A
@@ -99,7 +110,8 @@ def test_predicted_error_of_the_paper_map():
 
 
 @pytest.mark.parametrize(
-    ("d", "p", "nx", "nw", "bound"), [(64, 64, 1, 1, 0.12), (64, 64, 2, 0.5, 0.02), (16, 256, 1, 1, 0.10)]
+    ("d", "p", "nx", "nw", "bound"),
+    [(64, 64, 1, 1, 0.12), (64, 64, 2, 0.5, 0.02), (16, 256, 1, 1, 0.10), (64, 64, 2**0.5, 2**0.5, 0.33)],
 )
 def test_default_beats_the_paper_at_equal_features(d, p, nx, nw, bound):
     """The quick form of benchmarks/estimators.py."""
@@ -146,6 +158,78 @@ def test_weights_outside_the_fitted_range_are_named():
     fm = URF(8, 256, "tanh")
     with pytest.warns(UserWarning, match=r"1 of 2 outputs centre outside \(-1, 1\).*calibrate"):
         fm.psi(unit(2, 8, 0, 0.5), torch.tensor([0.0, 7.0]))
+
+
+def test_own_series_is_the_whole_function_or_none():
+    """A constant, a straight line or more deltas than projections beside the pair of a sine: not its own series."""
+    pair = ACTIVATIONS["sin"].spectrum.atoms
+    for spectrum in (Spectrum(((0.0, 1.0), *pair)), Spectrum(pair, slope=1.0), Spectrum(((0.0, 1.0),))):
+        assert Activation("mine", torch.sin, spectrum).own_series(8) is None
+    many = Spectrum(tuple((k / 6, 1.0 + 0j) for k in (-3, -2, -1, 1, 2, 3)))
+    assert Activation("mine", torch.sin, many).own_series(2) is None
+    assert Activation("mine", torch.sin, many).own_series(7).counts.tolist() == [3, 2, 2]
+    spectrum = Spectrum(((0.0, 1.0), *ACTIVATIONS["cos"].spectrum.atoms))
+    x, w = unit(5, 8, 0, 0.5), unit(4, 8, 1, 0.5)
+    mine = Activation("mine", lambda z: 1 + torch.cos(z), spectrum)
+    fm = URF(8, 256, mine, x_norm=0.5, w_norm=0.5, on_error="ignore", **F64)
+    assert torch.allclose(estimate(fm, x, w), 1 + torch.cos(x @ w.T), atol=0.05)
+
+
+def test_block_iid_shares_frequencies():
+    omega, *_ = Sampled(block_size=4).rows(ACTIVATIONS["tanh"], -1, 1, 40, torch.Generator().manual_seed(0))
+    blocks = omega.reshape(10, 4)
+    assert (blocks == blocks[:, :1]).all() and len(set(blocks[:, 0])) == 10
+    omega, *_ = Sampled().rows(ACTIVATIONS["tanh"], -1, 1, 40, torch.Generator().manual_seed(0))
+    assert len(set(omega)) == 40
+
+
+def test_reach_of_sampled_maps_is_kept():
+    """The proposal follows the reach, and weights beyond it are refused however small the sample's own error."""
+    fm = URF(6, 400, "tanh", spectrum=Sampled(), projection="iid", x_norm=1.0, w_norm=1.4)
+    with pytest.raises(UnreachableError, match=r"below 1\.57"):
+        fm.psi(unit(2, 6, 0, 1.6))
+    omegas = [
+        np.mean(Sampled().rows(ACTIVATIONS["tanh"], -1, 1, 4000, torch.Generator().manual_seed(0), kappa)[0])
+        for kappa in (0.1, 1.4)
+    ]
+    assert omegas[1] > 3 * omegas[0]
+
+
+def test_very_long_inputs_are_bounded_unless_rows_are_asked_to_be_gaussian():
+    x = unit(1, 8, 0)
+    bounded = URF(8, 16, "cos", **F64)
+    free = URF(8, 16, "cos", projection="iid", **F64)
+    growth = (free.phi(9 * x).norm() / free.phi(x).norm()).item()
+    assert growth == pytest.approx(math.exp((81 - 1) / 2), rel=1e-6)
+    assert (bounded.phi(9 * x).norm() / bounded.phi(x).norm()).item() == pytest.approx(math.exp(5), rel=1e-6)
+    assert (bounded.phi(3 * x).norm() / bounded.phi(x).norm()).item() == pytest.approx(math.exp(4), rel=1e-6)
+    assert free.unbiased and not bounded.unbiased and not URF(2, 16, "cos").unbiased
+
+
+def test_few_dimensions():
+    """Rows of one length have one frequency; below four dimensions, and in ProjectedURF, they have chi lengths."""
+    for d in (1, 2, 3):
+        x, w = unit(50, d, 0), unit(20, d, 1)
+        for fm in (URF(d, 4096, "sin", **F64), ProjectedURF(d, 64, "gelu", **F64)):
+            error = (estimate(fm, x, w) - fm.exact(x, w)).square().mean()
+            assert error < 0.02 * fm.exact(x, w).var()
+
+
+@pytest.mark.parametrize("cls", [URF, ProjectedURF])
+def test_degenerate_calibration(cls):
+    fm, x, w = cls(4, 64, "gelu"), unit(9, 4, 0), unit(3, 4, 1)
+    for zero in ((x, 0 * w), (0 * x, w), (x[:1], w), (x[:1].expand(5, 4), w)):
+        assert fm.calibrate(*zero).psi(zero[1]).isfinite().all()
+    assert fm.psi(w[:0]).shape == (0, 64)
+    for bad, message in (((x[:0], w), "at least one row of input"), ((x, w[:0]), "at least one row of weight")):
+        with pytest.raises(ValueError, match=message):
+            fm.calibrate(*bad)
+    with pytest.raises(ValueError, match="bias without a weight"):
+        fm.calibrate(x, bias=torch.zeros(3))
+    with pytest.raises(TypeError, match=r"must be a torch.Tensor; got list"):
+        fm.calibrate([[1.0] * 4])
+    with pytest.raises(ValueError, match="log must give a finite number"):
+        cls(4, 64, torch.log).psi(w)
 
 
 def test_calibrated_sine_is_fitted_and_better():
@@ -196,8 +280,11 @@ def test_best_A_is_the_minimum_of_the_second_moment():
 
 
 def test_other_proposals():
-    fm = URF.paper(6, 400, "erf", proposal=stats.norm(scale=0.4), rho="balanced", **F64)
-    assert fm.psi(unit(2, 6, 0)).isfinite().all()
+    for proposal in (stats.norm(scale=0.4), [stats.norm(scale=s) for s in (1, 1, 0.4, 0.5)]):
+        fm = URF.paper(6, 400, "erf", proposal=proposal, rho="balanced", **F64)
+        assert fm.psi(unit(2, 6, 0)).isfinite().all()
+    with pytest.raises(ValueError, match=r"one distribution or four.*got 2"):
+        URF.paper(6, 400, "erf", proposal=[stats.norm(), stats.norm()])
     with pytest.raises(ValueError, match="has 2 parts; num_features must be at least 4"):
         URF.paper(6, 2, "sigmoid")
 
@@ -223,7 +310,9 @@ def test_large_norms_stay_finite():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"A": 0.1}, "A must be a number <= 0"),
+        ({"A": 0.1}, "A must be a finite number <= 0"),
+        ({"A": -math.inf}, "A must be a finite number <= 0"),
+        ({"range": (1, 2, 3)}, "range must be two finite numbers"),
         ({"A": -0.1}, "needs Gaussian rows"),
         ({"rho": "balnced"}, "did you mean 'balanced'"),
         ({"on_error": "stop"}, "Known: raise, warn, ignore"),
@@ -299,6 +388,7 @@ def test_arccos_bias():
     assert torch.equal(plain.psi(w, b), plain.psi(w))
     augmented = ArcCosine(4, 8, augment=True, **F64)
     assert not torch.allclose(augmented.psi(w, b), augmented.psi(w))
+    assert (plain.exact(torch.zeros(1, 4), w) == 0).all()
     ones = torch.cat([x, torch.ones(3, 1)], 1), torch.cat([w, b[:, None]], 1)
     assert torch.allclose(augmented.exact(x, w, b), ArcCosine(5, 8, **F64).exact(*ones))
     with pytest.raises(ValueError, match="order must be 0, 1 or 2; got 3"):
@@ -334,6 +424,8 @@ def test_power_series_errors():
     with pytest.raises(ValueError, match="not all zero"):
         PowerSeries(4, 8, coefficients=[0.0])
     assert PowerSeries(4, 7, coefficients=[1.0, 1.0, 0.5]).num_features == 7
+    one = torch.ones(1, 4)
+    assert float(estimate(PowerSeries(4, 6, coefficients=[2.0]), one, one)) == pytest.approx(2.0)
 
 
 # --- projected -------------------------------------------------------------------------------------------------------
@@ -392,4 +484,6 @@ def test_make_feature_map_errors():
         make_feature_map("rleu", 6, 16)
     with pytest.raises(ValueError, match="map is 6 -> 8; the layer needs 6 -> 16"):
         make_feature_map(ArcCosine(6, 8), 6, 16)
+    with pytest.raises(TypeError, match="normalize cannot change a feature map that is given"):
+        make_feature_map(ArcCosine(6, 8), 6, 8, normalize="dim")
     assert isinstance(URF.paper(6, 8, "sin").spectrum, Sampled)

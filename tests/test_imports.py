@@ -28,6 +28,20 @@ def level(module):
     return next(i for i, names in enumerate(LEVELS) if module in names)
 
 
+def imported(node):
+    """Modules of ours that an import statement names, whatever its form."""
+    if isinstance(node, ast.Import):
+        return [a.name.split(".")[1] for a in node.names if a.name.startswith("snnk.")]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    assert node.level == 0, "imports are absolute"
+    parts = (node.module or "").split(".")
+    if parts[0] != "snnk":
+        return []
+    names = parts[1:2] or [a.name for a in node.names]
+    return [n for n in names if (ROOT / f"{n}.py").exists() or (ROOT / n).is_dir() or n in snnk.__all__]
+
+
 def test_imports_point_one_way():
     seen = 0
     for path in ROOT.rglob("*.py"):
@@ -35,14 +49,17 @@ def test_imports_point_one_way():
         if name == "__init__":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "snnk":
-                targets = node.module.split(".")[1:2] or [
-                    a.name for a in node.names if (ROOT / f"{a.name}.py").exists()
-                ]
-                for target in targets:
-                    seen += 1
-                    assert level(target) <= level(name), f"{path.name} imports snnk.{target}"
-    assert seen > 10
+            for target in imported(node):
+                seen += 1
+                assert target not in snnk.__all__, f"{path.name}: import {target} from its module"
+                assert level(target) <= level(name), f"{path.name} imports snnk.{target}"
+    assert seen > 20
+
+
+def test_the_import_test_sees_every_form():
+    forms = "import snnk.layers", "from snnk import experiments", "from snnk.layers import X", "from snnk import URF"
+    found = [imported(node) for form in forms for node in ast.parse(form).body]
+    assert found == [["layers"], ["experiments"], ["layers"], ["URF"]]
 
 
 def test_importing_snnk_is_light():

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from snnk import URF, ArcCosine, SNNKLinear
+from snnk import URF, ArcCosine, PowerSeries, SNNKLinear
 
 
 @pytest.fixture
@@ -52,6 +52,16 @@ def test_from_linear_with_another_map(linear):
     assert layer.feature_map.order == 2
 
 
+def test_a_map_given_to_from_linear_keeps_its_calibration(linear):
+    x = inputs() + 3
+    fm = URF(16, 256, "gelu").calibrate(x, linear.weight, linear.bias)
+    before = {k: v.clone() for k, v in fm.state_dict().items()}
+    layer = SNNKLinear.from_linear(linear, "gelu", 256, feature_map=fm)
+    assert layer.feature_map is fm and all(torch.equal(v, before[k]) for k, v in fm.state_dict().items())
+    again = SNNKLinear.from_linear(linear, "gelu", 256, feature_map=fm, inputs=x - 3)
+    assert again.feature_map is not fm and all(torch.equal(v, before[k]) for k, v in fm.state_dict().items())
+
+
 def test_trains_a_only():
     layer = SNNKLinear(16, 12, 8, "cos", normalize="unit")
     assert [name for name, _ in layer.named_parameters()] == ["weight"]
@@ -70,8 +80,14 @@ def test_trains_a_only():
 
 
 def test_random_start_is_psi_of_weights_drawn_like_a_linear_layers():
+    """The law of nn.Linear: uniform on +-1/sqrt(d), seen through a map that is linear in the weights."""
+    straight = PowerSeries(64, 2, coefficients=[0.0, 1.0])
+    drawn = SNNKLinear(64, 4000, 2, straight, seed=4).weight.double()
+    error = drawn.std(0) / 4000**0.5
+    assert (drawn.mean(0).abs() <= 5 * error).all()
+    variance = (65 / 64 / 3) * straight.scale.square().flatten().double()  # 64 weights and a bias, each 1 / (3 d)
+    assert torch.allclose(drawn.var(0), variance, rtol=0.1)
     layer = SNNKLinear(64, 500, 32, "sin", seed=4)
-    assert layer.weight.shape == (500, 32) and layer.weight.std() > 0
     assert not torch.allclose(layer.weight, SNNKLinear(64, 500, 32, "sin", seed=5).weight)
     no_bias = SNNKLinear(64, 500, 32, "sin", bias=False, seed=4)
     assert not torch.allclose(layer.weight, no_bias.weight)
@@ -85,6 +101,10 @@ def test_repr_says_what_it_is():
 def test_errors(linear):
     with pytest.raises(TypeError, match=r"linear must be an nn.Linear; got Conv1d"):
         SNNKLinear.from_linear(nn.Conv1d(1, 1, 1), "sin", 8)
+    with pytest.raises(ValueError, match="meta device"):
+        SNNKLinear.from_linear(nn.Linear(4, 4, device="meta"), "sin", 8)
+    with pytest.raises(TypeError, match="PReLU has parameters of its own"):
+        SNNKLinear.from_linear(linear, nn.PReLU(), 8)
     with pytest.raises(ValueError, match="did you mean 'gelu'"):
         SNNKLinear.from_linear(linear, "gleu", 8)
     with pytest.raises(ValueError, match="unknown feature map 'cosine'"):

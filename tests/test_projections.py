@@ -65,6 +65,7 @@ def test_simplex_angles():
 def test_hadamard_rows_are_orthogonal_when_d_is_a_power_of_two():
     g = PROJECTIONS["hadamard"](16, 16, make_generator(0)).double()
     assert torch.allclose(g @ g.T, 16 * torch.eye(16).double(), atol=1e-4)
+    assert g.abs().round(decimals=4).unique().numel() > 2  # one round of signs would leave entries of one size
 
 
 def test_seed_is_not_the_users_own_stream():

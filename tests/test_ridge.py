@@ -340,6 +340,8 @@ def test_merge_is_in_place_and_takes_itself():
     double = copy.deepcopy(a)
     double.merge(double)
     assert_same(double.solve(2.0), a.solve(1.0))
+    phi, y, _ = data()
+    assert_same((RidgeStats(7, 2) + RidgeStats(7, 2)).update(phi, y).solve(1.0), fit(phi, y).solve(1.0))
 
 
 def test_a_plain_sum_over_workers_after_one_shift():
@@ -365,19 +367,21 @@ def test_reshift_there_and_back():
         stats.reshift_(torch.zeros(3))
 
 
-@pytest.mark.parametrize("folds", [0, 3])
-def test_removed_rows_were_never_there(folds):
+@pytest.mark.parametrize(("folds", "block_dtype"), [(0, torch.float64), (3, torch.float64), (0, torch.float32)])
+def test_removed_rows_were_never_there(folds, block_dtype):
     phi, y, weight = data()
+    options = {"folds": folds, "block_dtype": block_dtype}
+    close = TIGHT if block_dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-4}
     fold = torch.arange(len(phi)) % folds if folds else None
     gone = torch.arange(len(phi)) % 5 == 1
     cut = None if fold is None else fold[gone], None if fold is None else fold[~gone]
-    removed = fit(phi, y, weight, fold=fold, folds=folds).downdate(phi[gone], y[gone], weight[gone], cut[0])
-    part = fit(phi[gone], y[gone], weight[gone], fold=cut[0], folds=folds)
-    subtracted = fit(phi, y, weight, fold=fold, folds=folds) - part
-    never = fit(phi[~gone], y[~gone], weight[~gone], fold=cut[1], folds=folds)
+    removed = fit(phi, y, weight, fold=fold, **options).downdate(phi[gone], y[gone], weight[gone], cut[0])
+    part = fit(phi[gone], y[gone], weight[gone], fold=cut[0], **options)
+    subtracted = fit(phi, y, weight, fold=fold, **options) - part
+    never = fit(phi[~gone], y[~gone], weight[~gone], fold=cut[1], **options)
     for lam in (0.0, 0.5, *(["kfold"] if folds else [])):
-        assert_same(removed.solve(lam), never.solve(lam))
-        assert_same(subtracted.solve(lam), never.solve(lam))
+        assert_same(removed.solve(lam), never.solve(lam), **close)
+        assert_same(subtracted.solve(lam), never.solve(lam), **close)
     assert torch.equal(removed.rows, never.rows) and torch.equal(subtracted.rows, never.rows)
 
 
@@ -439,6 +443,7 @@ def test_float32_blocks(far, monkeypatch):
     scale = exact.sums[0].diagonal()[1:15].sqrt()
     error = ((mixed.sums - exact.sums)[0, 1:-1, 1:15].triu() / scale / scale[:, None]).abs().max()
     assert 1e-9 < error < 2e-6  # above 0: it did run in float32
+    assert (mixed.sums / exact.sums - 1)[0, -1, 15:].abs().max() < 2e-9  # y^2 is summed in float64 all the same
     assert exact.sums.dtype == mixed.sums.dtype == torch.float64
     a, b = exact.solve(1.0), mixed.solve(1.0)
     assert ((a.predict(phi) - b.predict(phi)).std(0) / y.std(0)).max() < 1e-5

@@ -20,7 +20,7 @@ def choose(name: Any, known: Iterable[str], kind: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"{kind} must be one of {', '.join(known)}; got {type(name).__name__}")
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     raise ValueError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}")
 
 
@@ -39,10 +39,8 @@ def even_features(num_features: Any) -> int:
     """Maps with a (cos, sin) or (positive, negative) pair for each projection need an even count."""
     positive_int(num_features, "num_features")
     if num_features % 2:
-        raise ValueError(
-            f"num_features must be even, two features a projection; got {num_features}. "
-            f"Use {num_features - 1 or 2} or {num_features + 1}"
-        )
+        choices = f"{num_features - 1} or {num_features + 1}" if num_features > 1 else "2"
+        raise ValueError(f"num_features must be even, two features a projection; got {num_features}. Use {choices}")
     return num_features
 
 

@@ -63,7 +63,8 @@ def _cost(t: Array, counts: Array, dim: int | None) -> Array:
 def _share(weights: Array, total: int) -> Array:
     """Integers >= 1 with the given sum, as near as possible to proportional to `weights`."""
     k = len(weights)
-    exact = weights / max(weights.sum(), np.finfo(float).tiny) * (total - k)
+    weights = weights if weights.sum() > 0 else np.ones(k)
+    exact = weights / weights.sum() * (total - k)
     counts = np.floor(exact).astype(int)
     spare = total - k - counts.sum()
     counts[np.argsort(exact - counts)[::-1][:spare]] += 1

@@ -82,8 +82,14 @@ class Activation:
 
     def evaluate(self, z: Array) -> Array:
         """f on a numpy array, in float64."""
-        with torch.no_grad():
-            return np.asarray(self.f(torch.from_numpy(np.ascontiguousarray(z, dtype=np.float64))))
+        with torch.no_grad(), torch.device("cpu"):
+            values = np.asarray(self.f(torch.from_numpy(np.ascontiguousarray(z, dtype=np.float64))))
+        if values.shape != np.shape(z) or not np.isfinite(values).all():
+            where = f"({np.min(z):.3g}, {np.max(z):.3g})"
+            raise ValueError(
+                f"{self.name} must give a finite number for each in {where}; pass the range= it is used on"
+            )
+        return values
 
     def series(self, low: float, high: float, kappa: float = 1.0, projections: int = 64) -> Series:
         """Trigonometric series for `projections` projections at |x||w| = kappa, on z in [low, high].
@@ -100,10 +106,13 @@ class Activation:
         return own if own is not None and own.variance(kappa, dim) < error else fitted
 
     def own_series(self, projections: int) -> Series | None:
-        """The series that is the function itself, on any range: sin and cos have one."""
-        if self.spectrum is None or self.spectrum.density is not None or not self.spectrum.atoms:
+        """The series that is the function itself, on any range, if its spectrum is nothing but pairs of deltas."""
+        s = self.spectrum
+        if s is None or s.density is not None or s.slope or not s.atoms or any(xi == 0 for xi, _ in s.atoms):
             return None
-        xi, weight = (np.array(a) for a in zip(*((xi, w) for xi, w in self.spectrum.atoms if xi > 0), strict=True))
+        xi, weight = (np.array(a) for a in zip(*((xi, w) for xi, w in s.atoms if xi > 0), strict=True))
+        if len(xi) > projections:
+            return None
         counts = np.array([len(share) for share in np.array_split(np.arange(projections), len(xi))])
         return Series(2 * math.pi * xi, 2 * weight.real, -2 * weight.imag, counts)
 
@@ -283,6 +292,7 @@ def _remake(recipe: tuple[Any, ...], range: tuple[float, float] | None) -> Activ
     return made if range is None else replace(made, range=range)
 
 
+_FUNCTIONS: dict[Any, str] = {F.tanh: "tanh", F.sigmoid: "sigmoid", F.relu: "relu", torch.relu: "relu"}
 _MODULES: dict[type[nn.Module], str] = {
     nn.ReLU: "relu",
     nn.Tanh: "tanh",
@@ -313,6 +323,12 @@ def resolve_activation(activation: Any, range: tuple[float, float] | None = None
         found = ACTIVATIONS["gelu" if activation.approximate == "none" else "gelu_tanh"]
     elif isinstance(activation, nn.LeakyReLU):
         found = leaky_relu(activation.negative_slope)
+    elif isinstance(activation, nn.Softplus) and activation.beta == 1:
+        found = ACTIVATIONS["softplus"]
+    elif isinstance(activation, nn.Module) and any(True for _ in activation.parameters()):
+        raise TypeError(f"{type(activation).__name__} has parameters of its own; pass a plain function of one tensor")
+    elif callable(activation) and activation in _FUNCTIONS:
+        found = ACTIVATIONS[_FUNCTIONS[activation]]
     elif callable(activation):
         found = next((a for a in ACTIVATIONS.values() if a.f is activation), None) or Activation(
             getattr(activation, "__name__", type(activation).__name__), activation
@@ -322,8 +338,11 @@ def resolve_activation(activation: Any, range: tuple[float, float] | None = None
             f"activation must be a name, an Activation, a module or a callable; got {type(activation).__name__}"
         )
     if range is not None:
-        low, high = range
+        try:
+            low, high = (float(end) for end in range)
+        except (TypeError, ValueError):
+            low = high = math.nan
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ValueError(f"range must be two finite numbers, low < high; got {range!r}")
-        found = replace(found, range=(float(low), float(high)))
+        found = replace(found, range=(low, high))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -25,7 +26,7 @@ from snnk.experiments.records import Results, save_figure
 from snnk.models import MAPS, FitConfig, TableModel
 
 # the base of all usage errors, by way of a public name: typer has used its own copy of click since 0.2x
-UserError: type[Any] = typer.BadParameter.__mro__[2]
+UserError: type[Any] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 console = Console()
 app = typer.Typer(
     name="snnk",
@@ -37,7 +38,7 @@ app = typer.Typer(
 )
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for the JSON rows and the picture.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of data and features.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of data and features.", min=0, max=2**31)]
 
 
 def _version(asked: bool) -> None:
@@ -64,18 +65,25 @@ def _positive_list(text: str, name: str) -> tuple[int, ...]:
         raise ValueError(f"{name} must be positive integers with commas, such as 16,64,256; got {text!r}") from None
 
 
+def _finite(value: float, name: str) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number; got {value!r}")
+    return value
+
+
 def _table(title: str, columns: dict[str, str], rows: Iterable[dict[str, Any]]) -> Table:
     """A table of `rows`; `columns` maps keys to headings."""
     table = Table(title=title, title_justify="left")
     for heading in columns.values():
         table.add_column(heading, justify="right")
     for row in rows:
-        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in (row[key] for key in columns)))
+        values = (row[key] for key in columns)
+        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else "-" if v is None else str(v) for v in values))
     return table
 
 
 def _estimate(config: estimate.Config, out: Path) -> None:
-    results = Results(out / "estimate.json", config)
+    results = Results(out / "estimate.json", config, resume=False)
     rows = estimate.run(config, results)
     list(track(rows, "estimating", total=len(config.features), console=console, transient=True))
     console.print(
@@ -116,7 +124,7 @@ def estimate_command(
         dim=_checks.positive_int(dim, "--dim"),
         x_norm=_checks.positive(x_norm, "--x-norm"),
         w_norm=_checks.positive(w_norm, "--w-norm"),
-        bias=bias,
+        bias=_finite(bias, "--bias"),
         features=counts,
         draws=_checks.positive_int(draws, "--draws"),
         seed=seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -25,6 +26,7 @@ class SNNKLinear(nn.Module):
         feature_map: name in FEATURE_MAPS ("relu", "cos", "sin", "gelu", ...) or a FeatureMap.
         bias: whether the random weights that A starts from come with a bias; A absorbs it.
         seed: of the feature map and of the random weights.
+        weights: (W, b) to start from instead of random ones; b may be None.
         **options: for the feature map, such as normalize="dim" or projection="iid".
 
     Example:
@@ -42,6 +44,7 @@ class SNNKLinear(nn.Module):
         bias: bool = True,
         *,
         seed: int = 0,
+        weights: tuple[Tensor, Tensor | None] | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
         **options: Any,
@@ -50,12 +53,15 @@ class SNNKLinear(nn.Module):
         self.in_features = _checks.positive_int(in_features, "in_features")
         self.out_features = _checks.positive_int(out_features, "out_features")
         self.num_features = _checks.positive_int(num_features, "num_features")
-        self.bias, self.seed = bias, seed
+        self.bias, self.seed = bool(bias), seed
         if not isinstance(feature_map, FeatureMap):
             options = {"seed": seed, "device": device, "dtype": dtype, **options}
         self.feature_map = make_feature_map(feature_map, in_features, num_features, **options)
         self.weight = nn.Parameter(torch.empty(out_features, num_features, device=device, dtype=dtype))
-        self._reset_weight()
+        if weights is None:
+            self._reset_weight()
+        else:
+            self._set_weight(*weights)
 
     def reset_parameters(self) -> None:
         """Draw the feature map and A again from their seeds."""
@@ -65,7 +71,8 @@ class SNNKLinear(nn.Module):
     def _reset_weight(self) -> None:
         generator = make_generator(self.seed, stream=1)
         bound = 1 / math.sqrt(self.in_features)
-        w = torch.rand(self.out_features, self.in_features + 1, generator=generator) * 2 * bound - bound
+        with torch.device("cpu"):
+            w = torch.rand(self.out_features, self.in_features + 1, generator=generator) * 2 * bound - bound
         self._set_weight(w[:, :-1], w[:, -1] if self.bias else None, check=False)  # random weights: nothing to estimate
 
     def _set_weight(self, weight: Tensor, bias: Tensor | None, check: bool = True) -> None:
@@ -94,7 +101,8 @@ class SNNKLinear(nn.Module):
             linear: the pretrained layer; it is left as it is.
             activation: what follows it: a name, a torch module or an elementwise callable.
             num_features: number m of real features.
-            feature_map: a name in FEATURE_MAPS or a FeatureMap instead of URF(activation).
+            feature_map: a name in FEATURE_MAPS or a FeatureMap instead of URF(activation). A map given as an object is
+                used as it is; with `inputs`, a copy of it is calibrated.
             inputs: typical inputs (*, d), from which mean, norms and range are measured; without them |x| = 1 is
                 assumed, or `x_norm` where it is given among the options.
             seed: of the feature map.
@@ -107,19 +115,21 @@ class SNNKLinear(nn.Module):
         """
         if not isinstance(linear, nn.Linear):
             raise TypeError(f"linear must be an nn.Linear; got {type(linear).__name__}")
+        if linear.weight.is_meta:
+            raise ValueError("linear is on the meta device: it has no weights to start from. Load it first")
         d, o = linear.in_features, linear.out_features
         place: dict[str, Any] = {"device": linear.weight.device, "dtype": linear.weight.dtype}
+        given = isinstance(feature_map, FeatureMap)
         if feature_map is None:
             fm: FeatureMap = URF(d, num_features, activation, seed=seed, **place, **options)
         else:
-            if not isinstance(feature_map, FeatureMap):
-                options = {"seed": seed, **place, **options}
-            fm = make_feature_map(feature_map, d, num_features, **options)
-        if isinstance(fm, URF | ProjectedURF):
-            fm.calibrate(inputs, linear.weight, linear.bias)
-        layer = cls(d, o, num_features, fm, linear.bias is not None, seed=seed, **place)
-        layer._set_weight(linear.weight, linear.bias)
-        return layer
+            defaults = {} if given else {"seed": seed, **place}
+            fm = make_feature_map(feature_map, d, num_features, **defaults, **options)
+        if isinstance(fm, URF | ProjectedURF) and (inputs is not None or not given):
+            fm = (copy.deepcopy(fm) if given else fm).calibrate(inputs, linear.weight, linear.bias)
+        return cls(
+            d, o, num_features, fm, linear.bias is not None, seed=seed, weights=(linear.weight, linear.bias), **place
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(self.feature_map.phi(x), self.weight)

@@ -57,7 +57,8 @@ class Projection:
     def __call__(self, m: int, d: int, generator: Generator) -> Tensor:
         positive_int(m, "number of projections")
         positive_int(d, "in_features")
-        g = self.draw(m, d, generator)
+        with torch.device("cpu"):  # whatever device a caller's context asks for: the generator is on the CPU
+            g = self.draw(m, d, generator)
         if g.shape != (m, d):
             raise ValueError(f"projection {self.name!r} must return shape {(m, d)}; got {tuple(g.shape)}")
         return g

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +60,8 @@ def run(config: Config, results: Results) -> Iterator[Row]:
                 common: dict[str, Any] = {"seed": config.seed + draw, "on_error": "ignore"}
                 urf = URF(config.dim, m, config.activation, **common).calibrate(other_x, other_w, b)
                 projected = ProjectedURF(config.dim, m, config.activation, **common).calibrate(other_x, other_w, b)
-                paper = URF.paper(config.dim, m, config.activation, range=window, **common)
+                norms: dict[str, Any] = {"x_norm": config.x_norm, "w_norm": config.w_norm}
+                paper = URF.paper(config.dim, m, config.activation, range=window, **norms, **common)
                 for name, fm in (("urf", urf), ("projected", projected), ("paper", paper)):
                     squared[name].append(squared_error(fm, x, w, b))
             row = results.add(
@@ -100,7 +102,7 @@ def plot(results: Results) -> Any:
         axes.loglog(m, predicted, "x:", color=color, label=f"{label}, predicted", ms=9)
     spread, paper = results.rows[0]["spread"], [row["paper"] for row in results]
     top = 30 * max(spread, *(row["urf"] for row in results))
-    label = "URF.paper, measured" + (" (off the chart)" if min(paper) > top else "")
+    label = "URF.paper, measured" + (" (off the chart)" if min((p for p in paper if p), default=math.inf) > top else "")
     axes.loglog(m, paper, "s--", color="tab:gray", label=label, ms=4)
     axes.axhline(spread, color="tab:red", lw=0.8, label="spread of the outputs: a constant's error")
     axes.set_ylim(min(min(row["urf"], row["projected"]) for row in results) / 3, top)

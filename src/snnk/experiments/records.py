@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import subprocess
@@ -47,21 +48,24 @@ class Results:
 
     Args:
         path: the file. It is replaced as a whole under a temporary name, so it is never half-written.
-        config: a dataclass instance; rows of another configuration in the file are not taken over.
+        config: a dataclass instance; rows of another configuration, version or commit in the file are not taken over.
+        resume: take over rows at all; a benchmark measures anew.
     """
 
-    def __init__(self, path: Path, config: Any) -> None:
+    def __init__(self, path: Path, config: Any, *, resume: bool = True) -> None:
         self.path = path
         self.config = asdict(config)
-        self.hash = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:12]
+        self.environment = environment()
+        key = [self.config, self.environment["snnk"], self.environment["commit"]]
+        self.hash = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
         self.rows: list[Row] = []
         if path.exists():
             try:
                 stored = json.loads(path.read_text())
-                known, rows = stored["config_hash"], stored["rows"]
+                known, rows = stored["config_hash"], [dict(row) for row in stored["rows"]]
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{path} is not a result file of snnk; move it away or name another --out") from error
-            if known == self.hash:
+            if resume and known == self.hash:
                 self.rows = rows
 
     def find(self, **key: Any) -> Row | None:
@@ -69,8 +73,10 @@ class Results:
         return next((row for row in self.rows if all(row.get(k) == v for k, v in key.items())), None)
 
     def add(self, row: Row) -> Row:
+        """Add a row and write the file; a figure that is not finite becomes null, which JSON has."""
+        row = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         self.rows.append(row)
-        body = {"config": self.config, "config_hash": self.hash, "environment": environment(), "rows": self.rows}
+        body = {"config": self.config, "config_hash": self.hash, "environment": self.environment, "rows": self.rows}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         temporary.write_text(json.dumps(body, indent=1) + "\n")

@@ -32,6 +32,8 @@ def make_feature_map(feature_map: Any, in_features: int, num_features: int, **op
         16
     """
     if isinstance(feature_map, FeatureMap):
+        if options:
+            raise TypeError(f"{', '.join(options)} cannot change a feature map that is given as an object; make it so")
         if (feature_map.in_features, feature_map.num_features) != (in_features, num_features):
             raise ValueError(
                 f"the feature map is {feature_map.in_features} -> {feature_map.num_features}; "

@@ -68,7 +68,7 @@ class ArcCosine(FeatureMap):
     def unbiased(self) -> bool:
         return self.kind.gaussian_rows or self.kind.sphere_rows
 
-    def reset_parameters(self) -> None:
+    def _reset(self) -> None:
         m, width = self.projection.shape
         g = self.kind(m, width, self._generator())
         if self.kind.sphere_rows and self.order == 2:
@@ -95,7 +95,7 @@ class ArcCosine(FeatureMap):
             x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
             weight = torch.cat([weight, bias[:, None]], 1)
         norms = x.norm(dim=-1, keepdim=True) * weight.norm(dim=-1)  # (*, o)
-        theta = torch.arccos((x @ weight.T / norms).clamp(-1, 1))
+        theta = torch.arccos((x @ weight.T / norms.clamp_min(1e-300)).clamp(-1, 1))
         rest = math.pi - theta
         j = (
             rest,

@@ -89,6 +89,10 @@ class FeatureMap(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw the map again from its seed, for example after `to_empty`."""
+        with torch.no_grad(), torch.device("cpu"):
+            self._reset()
+
+    def _reset(self) -> None:
         raise NotImplementedError
 
     def _phi(self, x: Tensor) -> Tensor:
@@ -100,24 +104,41 @@ class FeatureMap(nn.Module):
     def _exact(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def _judge(self, error: float, scale: float, advice: str) -> None:
-        """Warn or refuse by predicted squared error and variance of f, as `on_error` says."""
-        if error <= max(WARN * scale, 1e-9):
-            return
+    def _judge(self, error: float, scale: float, advice: str, depth: int = 4) -> None:
+        """Warn or refuse by predicted squared error and variance of f, as `on_error` says.
+
+        `depth` is the number of frames from here to the user.
+        """
         message = (
             f"{type(self).__name__} with {self.num_features} features: predicted squared error {error:.2g}, "
             f"variance of the activation {scale:.2g}. {advice}"
         )
         if self.on_error == "raise" and error > REFUSE * scale:
             raise UnreachableError(message + " on_error='warn' lets it through.")
-        warnings.warn(message, stacklevel=4)
+        warnings.warn(message, stacklevel=depth)
 
     def _center_and_norm(self, x: Tensor) -> tuple[Tensor, float]:
-        """Mean of inputs (*, d) and root mean square of their distance to it, after normalisation."""
-        x = _checks.finite(_checks.matrix(x.detach(), self.in_features, "input"), "input").reshape(-1, self.in_features)
-        x = self._normalized(x.double().cpu())
+        """Mean of inputs (n, d) and root mean square of their distance to it."""
         center = x.mean(0)
-        return center, float((x - center).square().sum(1).mean().sqrt().clamp_min(1e-6))
+        spread = (x - center).square().sum(1).mean().sqrt()
+        return center, float(torch.maximum(spread, 1e-6 * center.norm()).clamp_min(1e-6))
+
+    def _calibration(
+        self, x: Tensor | None, weight: Tensor | None, bias: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """What `calibrate` was given, checked, normalised, in float64 on the CPU."""
+        if x is not None:
+            _checks.finite(_checks.matrix(x, self.in_features, "input"), "input")
+            x = self._normalized(x.detach().reshape(-1, self.in_features).double().cpu())
+        if weight is None and bias is not None:
+            raise ValueError("calibrate was given a bias without a weight; pass both, or neither")
+        if weight is not None:
+            weight, bias = (t.detach().cpu() for t in _checks.layer_weights(weight, bias, self.in_features))
+            weight = self._normalized(weight)
+        for name, rows in (("input", x), ("weight", weight)):
+            if rows is not None and not len(rows):
+                raise ValueError(f"calibrate needs at least one row of {name}; got shape {tuple(rows.shape)}")
+        return x, weight, bias
 
     def _normalized(self, x: Tensor) -> Tensor:
         return NORMALIZERS[self.normalize](x)
@@ -127,9 +148,8 @@ class FeatureMap(nn.Module):
 
     def _fill(self, **values: Tensor) -> None:
         """Copy new values into the buffers of those names, keeping their device and dtype."""
-        with torch.no_grad():
-            for name, value in values.items():
-                self.get_buffer(name).copy_(value)
+        for name, value in values.items():
+            self.get_buffer(name).copy_(value)
 
     def extra_repr(self) -> str:
         tail = "" if self.normalize == "none" else f", normalize={self.normalize}"

@@ -72,7 +72,7 @@ class PowerSeries(FeatureMap):
         parts = self._parts()
         if len(parts) == 2:
             _checks.even_features(num_features)
-        rows, degree = num_features // len(parts), len(self.coefficients) - 1
+        rows, degree = num_features // len(parts), max(len(self.coefficients) - 1, 1)
         self.register_buffer("projection", torch.empty(degree, rows, in_features + 1, device=device, dtype=dtype))
         self.register_buffer("degrees", torch.empty(len(parts), rows, device=device, dtype=torch.int64))
         self.register_buffer("scale", torch.empty(len(parts), rows, device=device, dtype=dtype))
@@ -85,16 +85,16 @@ class PowerSeries(FeatureMap):
 
     def _parts(self) -> list[tuple[float, Tensor]]:
         """(sign, coefficients' sizes) of the positive and negative part, without an empty one."""
-        a = torch.tensor(self.coefficients, dtype=torch.float64)
+        a = torch.tensor(self.coefficients, dtype=torch.float64, device="cpu")
         return [(s, (s * a).clamp_min(0)) for s in (1.0, -1.0) if (s * a > 0).any()]
 
-    def reset_parameters(self) -> None:
+    def _reset(self) -> None:
         generator = self._generator()
         degree, rows, width = self.projection.shape
         signs = torch.randint(0, 2, (degree, rows, width), generator=generator) * 2.0 - 1
         degrees, scales = [], []
         for _, size in self._parts():
-            p = torch.where(size > 0, 0.5 ** (torch.arange(degree + 1) + 1.0).double(), 0.0)
+            p = torch.where(size > 0, 0.5 ** (torch.arange(len(size)) + 1.0).double(), 0.0)
             p = p / p.sum()
             n = torch.multinomial(p, rows, replacement=True, generator=generator)
             degrees.append(n)

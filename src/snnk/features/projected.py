@@ -23,7 +23,7 @@ from torch import Tensor
 
 from snnk import _checks
 from snnk.activations import resolve_activation
-from snnk.features.base import FeatureMap, at_least_float
+from snnk.features.base import WARN, FeatureMap, at_least_float
 from snnk.projections import resolve_projection
 
 NODES = 257  # of the trapezoid rule: exact to rounding for smooth f, and as good as any for one with a kink
@@ -85,24 +85,25 @@ class ProjectedURF(FeatureMap):
         self.register_buffer("summary", torch.empty(2, device=device, dtype=dtype))  # x_norm, w_norm
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
+    def _reset(self) -> None:
         self._build(*self.norms, torch.zeros(self.in_features), None, None)
 
     def calibrate(
         self, x: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None
     ) -> ProjectedURF:
-        """Set mean, norms and bandwidth from inputs (n, d) and a layer's weights, either of which may be missing."""
+        """Set mean, norms and bandwidth from inputs (n, d) and a layer's weights, either of which may be missing.
+
+        What is missing is taken from the constructor's arguments, not from an earlier call.
+        """
+        x, weight, bias = self._calibration(x, weight, bias)
         x_norm, w_norm = self.norms
-        center = torch.zeros(self.in_features, dtype=torch.float64)
+        center = torch.zeros(self.in_features, dtype=torch.float64, device="cpu")
         if x is not None:
             center, x_norm = self._center_and_norm(x)
         if weight is not None:
-            weight, bias = _checks.layer_weights(
-                weight.detach().cpu(), None if bias is None else bias.detach().cpu(), self.in_features
-            )
-            weight = self._normalized(weight)
             w_norm = float(weight.square().sum(1).mean().sqrt().clamp_min(1e-6))
-        self._build(x_norm, w_norm, center, weight, bias)
+        with torch.no_grad(), torch.device("cpu"):
+            self._build(x_norm, w_norm, center, weight, bias)
         return self
 
     def _build(self, x_norm: float, w_norm: float, center: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
@@ -125,19 +126,19 @@ class ProjectedURF(FeatureMap):
         return (torch.cat([angle.cos(), angle.sin()], -1) * len(self.projection) ** -0.5).to(y.dtype)
 
     def _psi(self, weight: Tensor, bias: Tensor, check: bool) -> Tensor:
-        psi, error, scale = self._fit(weight, bias)
-        if check and self.on_error != "ignore":
-            self._judge(
-                float(error.detach().mean()), float(scale.detach().mean()), "Use more features, or fit psi from data."
-            )
+        psi, error, second, scale = self._fit(weight, bias)
+        if check and self.on_error != "ignore" and len(weight):
+            mean, spread = float(error.detach().mean()), float(scale.detach().mean())
+            if mean > max(WARN * spread, 1e-5 * float(second.detach().mean())):
+                self._judge(mean, spread, "Use more features, or fit psi from data.")
         return psi * len(self.projection) ** 0.5
 
-    def _fit(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _fit(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         shifted = bias + weight @ self.center.double()
         return self._solve(self.projection.double(), float(self.summary[0]), weight, shifted)
 
-    def _solve(self, g: Tensor, x_norm: float, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """psi without its sqrt(P), expected squared error and variance of f: (o, 2P), (o,), (o,)."""
+    def _solve(self, g: Tensor, x_norm: float, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """psi without its sqrt(P), (o, 2P); expected squared error, mean square and variance of f, each (o,)."""
         variance = x_norm**2 / self.in_features
         inner = variance * g @ g.T
         size = inner.diagonal()
@@ -154,6 +155,8 @@ class ProjectedURF(FeatureMap):
         along = variance**0.5 * (weight @ g.T) / norms.clamp_min(1e-30)  # (o, P), part of the angle that t explains
         damping = torch.exp(-(size - along.square()) / 2)
         f = self.activation(variance**0.5 * norms * nodes + bias[:, None])  # (o, nodes)
+        if not bool(f.isfinite().all()):
+            raise ValueError(f"{self.activation.name} must give a finite number for each that w.x + b can be")
         step = max(1, CHUNK // (len(g) * NODES))
         k_cos, k_sin = torch.empty_like(along), torch.empty_like(along)
         for start in range(0, len(weight), step):
@@ -166,7 +169,7 @@ class ProjectedURF(FeatureMap):
         psi = torch.cat([torch.cholesky_solve(kk.T, tower).T for kk, tower in zip(k, towers, strict=True)], 1)
         second = f.square() @ weights
         error = (second - (torch.cat(k, 1) * psi).sum(1)).clamp_min(0)
-        return psi, error, second - (f @ weights).square()
+        return psi, error, second, second - (f @ weights).square()
 
     def _exact(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return self.activation(x @ weight.T + bias)

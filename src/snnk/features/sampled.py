@@ -27,9 +27,10 @@ class Sampled:
     """Frequencies drawn from a proposal density with importance weights, the paper's continuous case.
 
     Args:
-        proposal: a frozen continuous scipy.stats distribution of xi on the real line. Its tails must be heavier than
-            those of the transform times exp(2 pi xi |x||w|), or the variance is infinite: a Gaussian is too light for
-            tanh. Default: Laplace of scale 1/(2 pi).
+        proposal: a frozen continuous scipy.stats distribution of xi on the real line, or four, one for each part. Its
+            density times exp(-4 pi xi |x||w|) must fall slower than the square of the transform, or the variance is
+            infinite: a Gaussian is too light for tanh. Default: Laplace with density exp(-omega), or
+            exp(-(reach - |x||w|) omega) where the activation's reach leaves less than that.
         block_size: number of projections that share one xi; 1 is iid sampling, more is the paper's block-iid.
     """
 
@@ -37,17 +38,27 @@ class Sampled:
     block_size: int = 1
 
     def rows(
-        self, activation: Activation, low: float, high: float, projections: int, generator: Generator
+        self,
+        activation: Activation,
+        low: float,
+        high: float,
+        projections: int,
+        generator: Generator,
+        kappa: float = 0.0,
     ) -> tuple[Array, Array, Array]:
         """(omega, alpha, beta), each (projections,): an equal share for each delta and each non-zero part."""
-        proposal = stats.laplace(scale=1 / (2 * math.pi)) if self.proposal is None else self.proposal
+        rate = min(1.0, activation.reach - kappa) if activation.reach > kappa else 1.0
+        proposal = stats.laplace(scale=1 / (2 * math.pi * rate)) if self.proposal is None else self.proposal
+        proposals = list(proposal) if isinstance(proposal, list | tuple) else [proposal] * 4
+        if len(proposals) != 4:
+            raise ValueError(f"proposal must be one distribution or four, one for each part; got {len(proposals)}")
         size = _checks.positive_int(self.block_size, "block_size")
         spectrum = activation.spectrum
         if spectrum is None or spectrum.order > 1 or spectrum.slope:
             spectrum = activation.windowed(low, high)
         atoms = [(xi, weight) for xi, weight in spectrum.atoms if xi >= 0]
-        probe = np.abs(proposal.ppf(np.linspace(0.51, 0.99, 49)))
-        parts = [j for j, part in enumerate(spectrum.parts(probe)) if part.max() > 0]
+        quantiles = np.linspace(0.51, 0.99, 49)
+        parts = [j for j, p in enumerate(proposals) if spectrum.parts(np.abs(p.ppf(quantiles)))[j].max() > 0]
         pieces = len(atoms) + len(parts)
         if projections < pieces:
             raise ValueError(
@@ -61,6 +72,7 @@ class Sampled:
             rows[-1][1:] *= projections / n
         for j, n in zip(parts, counts[len(atoms) :], strict=True):
             u = torch.rand(-(-n // size), generator=generator, dtype=torch.float64).clamp(1e-15, 1 - 1e-15)
+            proposal = proposals[j]
             xi = np.repeat(np.abs(proposal.ppf(u.numpy())), size)[:n]
             # xi and -xi together have density pbar(xi) + pbar(-xi); 2 Re FT goes with cos, -2 Im FT with sin
             weight = 2 * spectrum.parts(xi)[j] / (proposal.pdf(xi) + proposal.pdf(-xi)) * projections / n

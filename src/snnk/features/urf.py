@@ -100,11 +100,13 @@ class URF(FeatureMap):
         self.spectrum = spectrum
         self.kind = resolve_projection(projection or ("orthogonal" if in_features >= 4 else "orthogonal_chi"))
         self.antithetic = antithetic
-        # an input so long that its estimate would be noise, e^10 times the typical variance, must not break training
-        self.limit = math.inf if isinstance(spectrum, Sampled) else 5.0
+        # An input so long that its estimate would be noise, e^10 times the typical variance, must not break training.
+        # A map whose rows were asked to be Gaussian keeps its promise to be unbiased for every input instead.
+        asked = projection is not None and self.kind.gaussian_rows
+        self.limit = math.inf if asked or isinstance(spectrum, Sampled) else 5.0
         self.split = _checks.choose(rho, ["balanced", "paper"], "rho")
-        if A != "auto" and not (isinstance(A, int | float) and A <= 0):
-            raise ValueError(f"A must be a number <= 0 or 'auto'; got {A!r}")
+        if A != "auto" and not (isinstance(A, int | float) and -math.inf < A <= 0):
+            raise ValueError(f"A must be a finite number <= 0 or 'auto'; got {A!r}")
         if A != 0 and not self.kind.gaussian_rows:
             raise ValueError(
                 f"A = {A!r} needs Gaussian rows; {self.kind.name!r} has none. Use 'orthogonal_chi' or 'iid'"
@@ -153,12 +155,14 @@ class URF(FeatureMap):
 
     @property
     def unbiased(self) -> bool:
+        if not self.kind.gaussian_rows or math.isfinite(self.limit) or self.summary.is_meta:
+            return False
         if isinstance(self.spectrum, Sampled):
             own = self.activation.spectrum
-            return self.kind.gaussian_rows and own is not None and own.order <= 1 and not own.slope
-        return self.kind.gaussian_rows and float(self.summary[4]) == 0
+            return own is not None and own.order <= 1 and not own.slope
+        return float(self.summary[4]) == 0
 
-    def reset_parameters(self) -> None:
+    def _reset(self) -> None:
         x_norm, w_norm = self.norms
         low, high = self.activation.range or (-x_norm * w_norm, x_norm * w_norm)
         known = self.activation.range is not None
@@ -167,30 +171,33 @@ class URF(FeatureMap):
     def calibrate(self, x: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None) -> URF:
         """Set mean, norms and range from inputs (n, d) and a layer's weights, either of which may be missing.
 
+        What is missing is taken from the constructor's arguments, not from an earlier call.
+
         Example:
             >>> x, w = torch.rand(100, 8), torch.rand(3, 8) / 2
             >>> URF(8, 256, "sin").calibrate(x, w).psi(w).shape
             torch.Size([3, 256])
         """
+        x, weight, bias = self._calibration(x, weight, bias)
         x_norm, w_norm = self.norms
-        center = torch.zeros(self.in_features, dtype=torch.float64)
+        center = torch.zeros(self.in_features, dtype=torch.float64, device="cpu")
         if x is not None:
             center, x_norm = self._center_and_norm(x)
-        span, mid = x_norm * w_norm, torch.zeros(1, dtype=torch.float64)
-        if weight is not None:
-            w, b = _checks.layer_weights(weight.detach(), None if bias is None else bias.detach(), self.in_features)
-            w, b = self._normalized(w.cpu()), b.cpu()
-            w_norm = float(w.square().sum(1).mean().sqrt().clamp_min(1e-6))
-            mid, span = b + w @ center, x_norm * float(w.norm(dim=1).max())
-        z: Array
+        low, high = -x_norm * w_norm, x_norm * w_norm
+        z: Array | None = None
+        if weight is not None and bias is not None:
+            w_norm = float(weight.square().sum(1).mean().sqrt().clamp_min(1e-6))
+            mid, span = bias + weight @ center, x_norm * float(weight.norm(dim=1).max())
+            low, high = float(mid.min()) - span, float(mid.max()) + span
+            if x is not None:
+                sample = _thin(x, 1024) @ _thin(weight, 256).T + _thin(bias, 256)
+                z = np.quantile(sample.numpy(), np.linspace(0, 1, 2048))
         if self.activation.range is not None:
-            z = np.linspace(*self.activation.range, 512)
-        elif x is not None and weight is not None:
-            x = self._normalized(_thin(x.detach().reshape(-1, self.in_features), 1024).double().cpu())
-            z = np.quantile((x @ _thin(w, 256).T + _thin(b, 256)).numpy(), np.linspace(0, 1, 2048))
-        else:
-            z = np.linspace(float(mid.min()) - span, float(mid.max()) + span, 512)
-        self._build(x_norm, w_norm, z, center, known=weight is not None or self.activation.range is not None)
+            (low, high), z = self.activation.range, None
+        z = np.linspace(low, high, 512) if z is None else z
+        with torch.no_grad(), torch.device("cpu"):
+            known = weight is not None or self.activation.range is not None
+            self._build(x_norm, w_norm, z, center, known)
         return self
 
     def _build(self, x_norm: float, w_norm: float, z: Array, center: Tensor, known: bool) -> None:
@@ -199,7 +206,9 @@ class URF(FeatureMap):
         projections = self.num_features // 2
         f = self.activation.evaluate(z)
         if isinstance(self.spectrum, Sampled):
-            omega, alpha, beta = self.spectrum.rows(self.activation, z.min(), z.max(), projections, generator)
+            omega, alpha, beta = self.spectrum.rows(
+                self.activation, z.min(), z.max(), projections, generator, x_norm * w_norm
+            )
             counts, misfit = [projections], 0.0
         else:
             own = self.activation.own_series(projections)
@@ -225,7 +234,7 @@ class URF(FeatureMap):
         a = torch.from_numpy(
             best_A(eta * w_norm, self.in_features) if self.A == "auto" else np.full_like(omega, self.A)
         )
-        gain = a * g.square().sum(1) + self.in_features / 4 * torch.log1p(-4 * a) - 0.5 * math.log(projections)
+        gain = a * g.square().sum(1) + self.in_features / 4 * torch.log1p(-4 * a)
         self._fill(
             projection=g * (1 - 4 * a).sqrt()[:, None],
             center=center,
@@ -248,18 +257,18 @@ class URF(FeatureMap):
         energy = torch.linalg.vector_norm(at_least_float(x), dim=-1, keepdim=True).square()
         # relative to the typical norm: that constant belongs to psi, and phi stays of order one
         excess = 0.5 * self.rho.square() * (energy - self.summary[0].square())
-        amplitude = torch.exp(excess.clamp(max=self.limit) + self.log_gain)
+        amplitude = torch.exp(excess.clamp(max=self.limit) + self.log_gain) * len(self.rho) ** -0.5
         return torch.cat([angle.cos() * amplitude, angle.sin() * amplitude], -1).to(y.dtype)
 
     def _psi(self, weight: Tensor, bias: Tensor, check: bool) -> Tensor:
-        if check and self.on_error != "ignore":
+        if check and self.on_error != "ignore" and len(weight):
             self._check_reach(weight.detach(), bias.detach())
         g, eta, log_gain = self.projection.double(), self.eta.double(), self.log_gain.double()
         v = weight @ g.T * eta  # (o, P)
         energy = weight.square().sum(1, keepdim=True)
         constant = 0.5 * (self.rho.double() * self.summary[0].double()).square() + log_gain
         level = constant - 0.5 * eta.square() * energy
-        even, odd = self._turned(weight, bias)
+        even, odd = (c * len(self.rho) ** -0.5 for c in self._turned(weight, bias))
         if self.antithetic:  # exp(level) cosh(v), exp(level) sinh(v), without overflow in between
             up, down = torch.exp(level + v) / 2, torch.exp(level - v) / 2
             return torch.cat([even * (up + down), odd * (up - down)], 1)
@@ -289,29 +298,30 @@ class URF(FeatureMap):
 
     def _predict(self, weight: Tensor, bias: Tensor) -> Tensor:
         d, rows = self.in_features, len(self.rho)
+        mean, _ = self._turned(weight, bias)  # of a projection at w.(x - c) = 0
         even, odd = (c.square() for c in self._turned(weight, bias))
         uu = (self.rho * self.summary[0]).double().square()  # (P,)
         vv = self.eta.double().square() * weight.square().sum(1, keepdim=True)  # (o, P)
-        if self.antithetic:
+        # frequencies that are sampled vary too: then it is the mean of all rows that is certain
+        certain = mean.mean(1, keepdim=True).square() if isinstance(self.spectrum, Sampled) else even
+        if not self.antithetic:
+            variance = vv.exp() * (even * uu.cosh() + odd * uu.sinh()) - certain
+            return self.summary[4].double() + variance.sum(1) / rows**2
+        variance = even * uu.cosh() * vv.cosh() + odd * uu.sinh() * vv.sinh() - certain
+        if self.kind.sphere_rows:
+            _, inverse, counts = torch.unique(self.rho * self.eta, return_inverse=True, return_counts=True)
+            factor = torch.from_numpy(block_factor(counts.cpu().numpy(), d)).to(variance.device)
             lead = even * (uu.square() + vv.square()) / 2 + odd * uu * vv
-            rest = even * (uu.cosh() * vv.cosh() - 1) + odd * uu.sinh() * vv.sinh() - lead
-            if self.kind.sphere_rows:
-                _, inverse, counts = torch.unique(self.rho * self.eta, return_inverse=True, return_counts=True)
-                factor = torch.from_numpy(block_factor(counts.cpu().numpy(), d)).to(lead.device)
-                lead = lead * factor[inverse]
-                # on the sphere cos(z) comes out as cos(z) exp(z^2/(d + 2)), E z^4 = 3 kappa^4 / (d (d + 2))
-                rest = rest + 1.5 * (even + odd) * counts[inverse] * (uu * vv).square() / (d * (d + 2) ** 3)
-            variance = lead + rest
-        else:
-            variance = vv.exp() * (even * uu.cosh() + odd * uu.sinh())
-            known = even.mean(1, keepdim=True) if isinstance(self.spectrum, Sampled) else even
-            variance = variance - known
+            # on the sphere cos(z) comes out as cos(z) exp(z^2/(d + 2)), E z^4 = 3 kappa^4 / (d (d + 2))
+            bias_squared = 1.5 * (even + odd) * counts[inverse] * (uu * vv).square() / (d * (d + 2) ** 3)
+            variance = variance + bias_squared - lead * (1 - factor[inverse])
         return self.summary[4].double() + variance.sum(1) / rows**2
 
     def _check_reach(self, weight: Tensor, bias: Tensor) -> None:
         low, high = self.summary[2:4].tolist()
         mid = bias + weight @ self.center.double()  # (o,), where z of an average input lies
-        outside = int(((mid < low) | (mid > high)).sum())
+        slack = 1e-2 * (high - low)
+        outside = int(((mid < low - slack) | (mid > high + slack)).sum())
         if outside and float(self.summary[4]) > 0:
             warnings.warn(
                 f"{outside} of {len(mid)} outputs centre outside ({low:.3g}, {high:.3g}), the range that the series of "
@@ -319,14 +329,21 @@ class URF(FeatureMap):
                 stacklevel=4,
             )
         error, scale = float(self._predict(weight, bias).mean()), float(self.summary[5])
-        if error <= WARN * scale:
-            return  # the advice below takes a search
-        self._judge(error, scale, self._advice(float(weight.square().sum(1).mean().sqrt())))
+        w_norm = float(weight.square().sum(1).mean().sqrt())
+        own = self.unbiased and isinstance(self.spectrum, Sampled)
+        if own and float(self.summary[0]) * w_norm >= self.activation.reach:
+            error = math.inf  # of a finite sample, `_predict` cannot know
+        values = self.activation.evaluate(np.linspace(low, high, 64))
+        if error > max(WARN * scale, 1e-5 * float(np.square(values).mean())):
+            self._judge(error, scale, self._advice(w_norm), depth=5)
 
     def _advice(self, w_norm: float) -> str:
         """What would help for weights of this norm: a search over numbers of features, each with its best series."""
         x_norm, typical, low, high = self.summary[:4].tolist()
         text = f"This is {self.activation.name} at |x||w| = {x_norm:.3g} x {w_norm:.3g}."
+        if isinstance(self.spectrum, Sampled):
+            reach = self.activation.reach
+            return f"{text} Sampling its transform has finite variance below {reach:.3g}; take spectrum='series'."
         stretch = max(1.0, w_norm / typical)
         if stretch > 1.5:
             text += f" The map was made for |w| = {typical:.3g}: calibrate it with these weights first."
