@@ -20,6 +20,7 @@ from snnk import (
 )
 from snnk._series import Series
 from snnk.features import make_feature_map
+from snnk.features.projected import BANDWIDTHS
 from snnk.features.urf import best_A
 
 import oracles
@@ -460,6 +461,19 @@ def test_projected_needs_no_reach():
     error = (estimate(fm, x.float(), w) - fm.exact(x, w)).square().mean()
     assert float(error / fm.predicted_error(w).mean()) == pytest.approx(1, abs=0.1)
     assert error < 0.5 * blind
+
+
+@pytest.mark.parametrize("shift", [0.0, 3.0])
+def test_projected_bandwidth_is_the_best_of_the_grid(shift):
+    """For the layer as it is, its bias and the mean of its inputs included."""
+    x, w = unit(500, 8, 0) + shift, unit(16, 8, 1, 3.0)
+    options = {"on_error": "ignore", **F64}
+    errors = {
+        b: float(ProjectedURF(8, 64, "gelu", bandwidth=b, **options).calibrate(x, w).predicted_error(w).mean())
+        for b in BANDWIDTHS
+    }
+    chosen = float(ProjectedURF(8, 64, "gelu", **options).calibrate(x, w).predicted_error(w).mean())
+    assert chosen == pytest.approx(min(errors.values()), rel=1e-6)
 
 
 def test_projected_warns_and_refuses():

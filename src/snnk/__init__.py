@@ -13,6 +13,7 @@ from snnk.features import (
 )
 from snnk.layers import SNNKLinear
 from snnk.projections import PROJECTIONS, Projection
+from snnk.ridge import RidgeSolution, RidgeStats
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,8 @@ __all__ = [
     "PowerSeries",
     "ProjectedURF",
     "Projection",
+    "RidgeSolution",
+    "RidgeStats",
     "SNNKLinear",
     "Sampled",
     "Spectrum",
