@@ -136,6 +136,8 @@ def test_warning_refusal_and_how_to_turn_them_off():
     far = unit(4, 16, 0, 9.0)
     with pytest.raises(UnreachableError, match=r"predicted squared error.*Not even 131072 features.*on_error='warn'"):
         URF(16, 64, "sin").psi(far)
+    with pytest.raises(UnreachableError, match="predicted squared error inf"):
+        URF(16, 64, "sin").psi(10 * far)
     with pytest.warns(UserWarning, match="predicted"):
         URF(16, 64, "sin", on_error="warn").psi(far)
     with warnings.catch_warnings():

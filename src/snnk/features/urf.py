@@ -331,8 +331,11 @@ class URF(FeatureMap):
         error, scale = float(self._predict(weight, bias).mean()), float(self.summary[5])
         w_norm = float(weight.square().sum(1).mean().sqrt())
         own = self.unbiased and isinstance(self.spectrum, Sampled)
-        if own and float(self.summary[0]) * w_norm >= self.activation.reach:
-            error = math.inf  # of a finite sample, `_predict` cannot know
+        beyond = (
+            own and float(self.summary[0]) * w_norm >= self.activation.reach
+        )  # `_predict` sees a finite sample only
+        if beyond or math.isnan(error):  # an overflow in `_predict`
+            error = math.inf
         values = self.activation.evaluate(np.linspace(low, high, 64))
         if error > max(WARN * scale, 1e-5 * float(np.square(values).mean())):
             self._judge(error, scale, self._advice(w_norm), depth=5)
