@@ -1,6 +1,7 @@
 """Scalable neural network kernels: f(Wx + b) as phi(x) . psi(W, b)."""
 
 from snnk.activations import ACTIVATIONS, Activation, Spectrum
+from snnk.bundle import Bundled, bundle
 from snnk.features import (
     FEATURE_MAPS,
     URF,
@@ -24,6 +25,7 @@ __all__ = [
     "URF",
     "Activation",
     "ArcCosine",
+    "Bundled",
     "FeatureMap",
     "PowerSeries",
     "ProjectedURF",
@@ -35,4 +37,5 @@ __all__ = [
     "Spectrum",
     "UnreachableError",
     "__version__",
+    "bundle",
 ]
