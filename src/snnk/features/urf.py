@@ -251,10 +251,17 @@ class URF(FeatureMap):
         return self.in_features if self.kind.sphere_rows else None
 
     def _phi(self, x: Tensor) -> Tensor:
-        x = x - self.center.to(x.dtype)
-        y = F.linear(x, self.projection)
-        angle = at_least_float(y) * self.rho
-        energy = torch.linalg.vector_norm(at_least_float(x), dim=-1, keepdim=True).square()
+        g, c = self.projection, self.center
+        if x.dtype in (torch.bfloat16, torch.float16):  # few digits: subtract the mean before anything is rounded
+            x = at_least_float(x - c.to(x.dtype))
+            y = F.linear(x.to(g.dtype), g)
+            angle, energy = at_least_float(y), torch.linalg.vector_norm(x, dim=-1, keepdim=True).square()
+        else:  # the mean as one more row of the projection: no pass over x for x - c
+            both = F.linear(x, torch.cat([g, c[None]]))
+            y, along = both[..., :-1], at_least_float(both[..., -1:])
+            angle = at_least_float(y) - g @ c
+            energy = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() - 2 * along + c @ c
+        angle = angle * self.rho
         # relative to the typical norm: that constant belongs to psi, and phi stays of order one
         excess = 0.5 * self.rho.square() * (energy - self.summary[0].square())
         amplitude = torch.exp(excess.clamp(max=self.limit) + self.log_gain) * len(self.rho) ** -0.5
