@@ -125,7 +125,7 @@ def plot(results: Results) -> Any:
             low = [max(r["mean"] - r["std"], r["mean"] / 20) for r in rows]
             axes.fill_between(p, low, [r["mean"] + r["std"] for r in rows], color=color, alpha=0.15, lw=0)
         axes.set_xlabel("random projections p")
-        axes.set_ylabel("mean relative error (band: one standard deviation over draws)" if place == 1 else "")
+        axes.set_ylabel("mean relative error, and one deviation" if place == 1 else "")
         axes.set_title(f"({letter}) {layer} layer, d = {results.config['dim']}")
         axes.grid(alpha=0.3, which="both")
         axes.legend()
