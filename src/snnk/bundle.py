@@ -196,7 +196,7 @@ def bundle(
         calibrate: typical inputs (*, in). Maps are calibrated on them and their features, and the matrix is fitted as
             well; a fifth is held out to measure the errors in `report`, instead of the maps' warnings and refusals.
         method: "analytic", "fitted", or "auto": that of less held-out error; "analytic" without inputs.
-        activations: more elementwise layers, such as {Sine: "sin", nn.ReLU6: F.relu6}. Dropout and Identity are passed.
+        activations: more elementwise layers, like {Sine: "sin", nn.ReLU6: F.relu6}. Dropout and Identity are skipped.
         seed, **options: of the held-out rows and the maps, such as projection="iid" or on_error="ignore".
 
     Example:

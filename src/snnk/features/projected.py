@@ -175,7 +175,9 @@ class ProjectedURF(FeatureMap):
         return self.activation(x @ weight.T + bias)
 
     def predicted_error(self, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        """Expected squared error for each output, (o,), over Gaussian inputs of the typical norm.
+        """Expected squared error for each output, (o,), over isotropic Gaussian inputs of the typical norm.
+
+        For other inputs, such as the features of another map, it can be far off, and so can psi: measure, or fit.
 
         Without a weight: one output of the typical norm.
         """
