@@ -25,11 +25,10 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from snnk import _checks
 from snnk.features import FeatureMap
-from snnk.models import MAPS
+from snnk.models import MAPS, ROWS
 from snnk.ridge import LinearSolution, RidgeStats
 
 Array = np.ndarray[Any, np.dtype[Any]]
-ROWS = 8192  # rows whose features are held at once
 FLOATS = [np.float64, np.float32]  # features are computed in the dtype of the first rows
 
 

@@ -190,8 +190,10 @@ def fit(
             "config": asdict(config),
         }
         if workers.rank == 0:
+            write_json(
+                out / "report.json", report
+            )  # before the model, which ends the run: a kill in between loses nothing
             TableModel(columns, fm, solution.weight, solution.bias, config).save(out)
-            write_json(out / "report.json", report)
             shutil.rmtree(checkpoint.folder)
         workers.gather(None)
         return report
@@ -214,19 +216,17 @@ def _pass(
     here = checkpoint.parts()
     everywhere = workers.gather({name: json.loads(part.note) for name, part in here.items()})
     done = {block for parts in everywhere for blocks in parts.values() for block in blocks}
-    owner = {
-        name: rank for rank, parts in reversed(list(enumerate(everywhere))) for name in parts
-    }  # first that sees it
+    # a part belongs to the first worker that sees its file
+    owner = {name: rank for rank, parts in reversed(list(enumerate(everywhere))) for name in parts}
     seen: list[str] = []
 
     def mine(index: int, label: str) -> bool:
         seen.append(label)
         return index % workers.size == workers.rank and label not in done
 
-    def fresh() -> RidgeStats:
-        return RidgeStats(config.num_features, columns.target.width, block_dtype=BLOCK_DTYPES[config.block_dtype])
-
-    stats, blocks, saved = fresh(), [], time.monotonic()
+    stats = RidgeStats(config.num_features, columns.target.width, block_dtype=BLOCK_DTYPES[config.block_dtype])
+    blocks: list[str] = []
+    saved = time.monotonic()
     names = [c.name for c in (*columns.inputs, columns.target)]
     for label, batches in table.blocks(mine, names):
         for batch in batches:
