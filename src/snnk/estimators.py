@@ -132,7 +132,8 @@ class _Closed(_Features):
     def _add(self, X: Array, y: Array, weight: Array | None, first: bool) -> None:
         if first:
             self._start(X, weight)
-            self.stats_ = RidgeStats(self.n_components, y.shape[1])
+            block = torch.float32 if X.dtype == np.float32 else torch.float64  # rounded to the digits that X has
+            self.stats_ = RidgeStats(self.n_components, y.shape[1], block_dtype=block)
         for start in range(0, len(X), ROWS):
             part = slice(start, start + ROWS)
             w = None if weight is None else torch.from_numpy(weight[part])

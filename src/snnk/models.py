@@ -20,7 +20,7 @@ from snnk.features import ArcCosine, FeatureMap, ProjectedURF
 from snnk.tables import Columns, Table, read_column
 
 FORMAT = "snnk.TableModel 1"
-ROWS = 8192  # rows whose features are held at once
+ROWS = 2048  # rows whose features are held at once: few enough to stay in memory that the allocator keeps
 
 
 def _fourier(width: int, m: int, bandwidth: float, x_norm: float, seed: int) -> FeatureMap:

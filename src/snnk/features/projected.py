@@ -114,10 +114,10 @@ class ProjectedURF(FeatureMap):
             weight, bias = weight / weight.norm(dim=1, keepdim=True) * w_norm, torch.zeros(8, dtype=torch.float64)
         step = -(-len(weight) // 16)  # a few weights are enough to choose one number
         w, b = weight[::step], bias[::step] + weight[::step] @ center.double()
-        widths = BANDWIDTHS if self.bandwidth is None else (self.bandwidth,)
-        few = g[:256]
-        errors = [float(self._solve(few * width, x_norm, w, b)[1].mean()) for width in widths]
-        best = widths[int(np.argmin(errors))]
+        best, few = self.bandwidth, g[:256]
+        if best is None:
+            errors = [float(self._solve(few * width, x_norm, w, b)[1].mean()) for width in BANDWIDTHS]
+            best = BANDWIDTHS[int(np.argmin(errors))]
         self._fill(projection=g * best, center=center, summary=torch.tensor([x_norm, w_norm]))
 
     def _phi(self, x: Tensor) -> Tensor:

@@ -1,0 +1,113 @@
+"""Closed-form training: speed and memory on a generated table.
+
+    python benchmarks/fit.py [--quick] [--out FILE]
+
+A Parquet file of 11 M rows and 28 numbers (HIGGS's shape), 1024 features, by the code of `snnk fit`. The rival is the
+machine's own product phi^T phi on blocks of the same shape, timed every few seconds between the blocks of the fit;
+those pauses are taken off its time. Memory is the peak of the whole process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from snnk.experiments.records import Results, Row
+from snnk.models import ROWS, FitConfig
+from snnk.stream import fit
+
+MEMORY_BOUND, SPEED_BOUND = 1.5e9, 0.6
+
+
+@dataclass(frozen=True)
+class Config:
+    rows: int = 11_000_000
+    columns: int = 28
+    features: int = 1024
+    threads: int = 2
+    seed: int = 0
+
+
+def generate(path: Path, config: Config, block: int = 1 << 18) -> None:
+    """Standard normal columns; the label is 1 where a curved function of four of them, with noise, is positive."""
+    rng = np.random.default_rng(config.seed)
+    names = ["label", *(f"x{i}" for i in range(config.columns))]
+    with pq.ParquetWriter(path, pa.schema([(name, pa.float32()) for name in names])) as writer:
+        for start in range(0, config.rows, block):
+            x = rng.standard_normal((min(block, config.rows - start), config.columns), dtype=np.float32)
+            noise = 0.5 * rng.standard_normal(len(x), dtype=np.float32)
+            y = (x[:, 0] * x[:, 1] + np.sin(2 * x[:, 2]) + x[:, 3] + noise > 0).astype(np.float32)
+            writer.write_table(pa.table([y, *x.T.copy()], names=names))
+
+
+def scale(config: Config, every: float = 5.0) -> Row:
+    """Fit the generated table, with the product of one block timed in between."""
+    block = torch.randn(ROWS, config.features, generator=torch.Generator().manual_seed(config.seed))
+    products: list[float] = []
+    pauses, last = 0.0, time.perf_counter()
+
+    def pause(what: str, rows: int, total: int) -> None:
+        nonlocal pauses, last
+        start = time.perf_counter()
+        if what == "fitting" and start - last > every:
+            for _ in range(5):
+                begin = time.perf_counter()
+                block.T @ block
+                products.append(time.perf_counter() - begin)
+            last = time.perf_counter()
+            pauses += last - start
+            sys.stdout.write(f"\r{rows:,} of {total:,} rows")
+            sys.stdout.flush()
+
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data.parquet"
+        generate(data, config)
+        size = data.stat().st_size
+        start = time.perf_counter()
+        report = fit(data, Path(folder) / "model", FitConfig("label", config.features), progress=pause)
+        seconds = time.perf_counter() - start - pauses
+    product = float(np.mean(products))  # the mean, as a sum of times is what the fit's time is
+    return {
+        "rows": report["rows"],
+        "columns": config.columns,
+        "num_features": config.features,
+        "file_bytes": size,
+        "seconds": seconds,
+        "rows_per_second": report["rows"] / seconds,
+        "product_rows_per_second": ROWS / product,
+        "over_product": report["rows"] / seconds / (ROWS / product),
+        "products_timed": len(products),
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "residual": report["residual"][0],
+        "seed": config.seed,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a million rows")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/fit.json"))
+    args = parser.parse_args()
+    config = Config(rows=1_000_000) if args.quick else Config()
+    torch.set_num_threads(config.threads)
+    results = Results(args.out, config, resume=False)
+    row = results.add(scale(config))
+    sys.stdout.write(
+        f"\r{row['rows']:,} rows in {row['seconds']:.0f} s: {row['over_product']:.2f} of the product's speed "
+        f"(bound {SPEED_BOUND}), peak {row['peak_bytes'] / 1e9:.2f} GB (bound {MEMORY_BOUND / 1e9})\n"
+    )
+    return int(row["over_product"] < SPEED_BOUND or row["peak_bytes"] > MEMORY_BOUND)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
