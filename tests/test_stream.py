@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -165,10 +166,68 @@ def test_killed_and_started_again(tmp_path):
 
 
 def test_checkpoint_of_another_configuration(parquet, tmp_path):
-    with pytest.raises(ValueError, match="unknown feature map"):  # after the checkpoint folder is made
-        fit(parquet, tmp_path / "m", FitConfig("y", 64, feature_map="rleu"))
-    with pytest.raises(ValueError, match="checkpoint of another configuration"):
-        fit(parquet, tmp_path / "m", CONFIG)
+    """Refused once rows are counted, also for a table rewritten in place; before that it is begun anew."""
+
+    def stop(what, rows, total):
+        if rows > when:
+            raise KeyboardInterrupt
+
+    def interrupted(config):
+        with pytest.raises(KeyboardInterrupt):
+            fit(parquet, tmp_path / "m", config, checkpoint_seconds=0, progress=stop)
+
+    when = -1
+    interrupted(CONFIG)
+    when = 1000
+    interrupted(replace(CONFIG, seed=1))
+    for config in (replace(CONFIG, lam=1.0, seed=2), CONFIG):
+        with pytest.raises(ValueError, match="checkpoint of another configuration or table"):
+            fit(parquet, tmp_path / "m", config)
+    old = parquet.read_bytes()
+    pq.write_table(make_table(seed=1), parquet, row_group_size=400)
+    with pytest.raises(ValueError, match="checkpoint of another configuration or table"):
+        fit(parquet, tmp_path / "m", replace(CONFIG, seed=1))
+    parquet.write_bytes(old)
+    fit(parquet, tmp_path / "m", replace(CONFIG, seed=1, lam=1.0))  # the penalty is not part of the sums
+    fit(parquet, tmp_path / "calm", replace(CONFIG, seed=1, lam=1.0))
+    assert torch.allclose(weights(tmp_path / "m"), weights(tmp_path / "calm"), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"feature_map": "rleu"}, "unknown feature map 'rleu'; did you mean 'relu'"),
+        ({"num_features": 63}, "num_features must be even"),
+        ({"num_features": 0}, "num_features must be a positive integer"),
+        ({"bandwidth": 0.0}, "bandwidth must be a positive number"),
+        ({"task": "ranking"}, "unknown task 'ranking'"),
+        ({"missing": "zero"}, "unknown policy for missing values 'zero'"),
+        ({"lam": "best"}, "lam must be 'gcv' or a number >= 0; got 'best'"),
+        ({"lam": -1.0}, "lam must be 'gcv' or a number >= 0; got -1.0"),
+        ({"block_dtype": "float16"}, "unknown block_dtype 'float16'"),
+    ],
+)
+def test_bad_configurations(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        FitConfig("y", **wrong)
+
+
+def test_unwritable_folder(parquet, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(ValueError, match=r"cannot write to the folder .*file/m: Not a directory; name another"):
+        fit(parquet, tmp_path / "file" / "m", CONFIG)
+
+
+def test_hugging_face_dataset(parquet, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    source = datasets.Dataset(make_table())
+    fit(source, tmp_path / "m", CONFIG)
+    fit(parquet, tmp_path / "p", CONFIG)
+    assert torch.allclose(weights(tmp_path / "m"), weights(tmp_path / "p"), rtol=1e-8, atol=1e-10)
+    turned = source.select(range(2999, -1, -1))  # an index of rows in front of the table
+    found = np.concatenate([p for p, _ in TableModel.load(tmp_path / "m").predict(turned)])
+    same = np.concatenate([p for p, _ in TableModel.load(tmp_path / "p").predict(parquet)])
+    np.testing.assert_allclose(found[::-1], same, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("missing", ["raise", "drop", "mean"])

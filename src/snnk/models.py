@@ -17,7 +17,8 @@ from torch import Tensor
 
 from snnk import _checks
 from snnk.features import ArcCosine, FeatureMap, ProjectedURF
-from snnk.tables import Columns, Table, read_column
+from snnk.ridge import BLOCK_DTYPES
+from snnk.tables import MISSING, TASKS, Columns, Table, read_column
 
 FORMAT = "snnk.TableModel 1"
 ROWS = 2048  # rows whose features are held at once: few enough to stay in memory that the allocator keeps
@@ -62,8 +63,20 @@ class FitConfig:
     block_dtype: str = "float32"
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        _checks.choose(self.feature_map, MAPS, "feature map")
+        m = _checks.positive_int(self.num_features, "num_features")
+        if self.feature_map == "fourier" and m % 2:
+            raise ValueError(f"num_features must be even for 'fourier', cos and sin come in pairs; got {m}")
+        _checks.positive(self.bandwidth, "bandwidth")
+        _checks.choose(self.task, TASKS, "task")
+        _checks.choose(self.missing, MISSING, "policy for missing values")
+        _checks.choose(self.block_dtype, BLOCK_DTYPES, "block_dtype")
+        if self.lam != "gcv" and not (isinstance(self.lam, int | float) and 0 <= self.lam < math.inf):
+            raise ValueError(f"lam must be 'gcv' or a number >= 0; got {self.lam!r}")
+
     def make_map(self, columns: Columns) -> FeatureMap:
-        make = _checks.look_up(self.feature_map, MAPS, "feature map")
+        make = MAPS[self.feature_map]
         x_norm = math.sqrt(len(columns.inputs))  # a standardised number and a one-hot category have length one each
         return make(columns.width, self.num_features, self.bandwidth, x_norm, self.seed)
 

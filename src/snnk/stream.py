@@ -68,16 +68,15 @@ class Checkpoint:
     """Parts of a run in a folder; see the top of this file."""
 
     def __init__(self, folder: Path, key: str, workers: Workers) -> None:
-        self.folder = folder
+        self.folder, self.key = folder, key
         self.path = folder / f"part-{uuid.uuid4().hex}.safetensors"
         note = folder / "config.json"
-        if workers.rank == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not note.exists():
-                write_json(note, {"key": key})
-        workers.gather(None)  # the others wait for it
         folder.mkdir(parents=True, exist_ok=True)
-        if note.exists() and json.loads(note.read_text())["key"] != key:
+        begun = any(folder.glob("part-*.safetensors"))
+        if workers.rank == 0 and not begun:  # a run that failed before it counted anything is nothing to go on from
+            write_json(note, {"key": key})
+        workers.gather(None)  # the others wait for it
+        if begun and note.exists() and json.loads(note.read_text())["key"] != key:
             raise ValueError(
                 f"{folder} is the checkpoint of another configuration or table; remove it or name another --out"
             )
@@ -112,19 +111,33 @@ def accumulate(fm: FeatureMap, pairs: Iterable[tuple[Tensor, Tensor]], stats: Ri
     return stats
 
 
+def _writable(folder: Path) -> None:
+    """Make the folder and try it, so that hours of work do not end at a file that cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".{uuid.uuid4().hex}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"cannot write to the folder {folder}: {error.strerror or error}; name another") from error
+
+
 def _key(config: FitConfig, table: Table) -> str:
     """Hash of what the sums depend on. `lam` is not part of it: it can be changed after the pass."""
     relevant = {k: v for k, v in asdict(config).items() if k != "lam"}
-    body = json.dumps([relevant, str(table.schema)], sort_keys=True)
+    body = json.dumps([relevant, table.fingerprint()], sort_keys=True)
     return hashlib.sha256(body.encode()).hexdigest()
 
 
-def _columns(table: Table, config: FitConfig, checkpoint: Checkpoint, workers: Workers, progress: Progress) -> Columns:
-    """The first pass, shared out; kept in the checkpoint for a restart."""
+def _columns(
+    table: Table, config: FitConfig, checkpoint: Checkpoint, workers: Workers, progress: Progress
+) -> tuple[Columns, int]:
+    """The first pass, shared out: columns and number of rows; kept in the checkpoint for a restart."""
     note = checkpoint.folder / "columns.json"
-    stored = next((c for c in workers.gather(note.read_text() if note.exists() else None) if c), None)
-    if stored:
-        return Columns.from_dict(json.loads(stored)["columns"])
+    everywhere = [json.loads(text) for text in workers.gather(note.read_text() if note.exists() else "{}")]
+    found = next((stored for stored in everywhere if stored.get("key") == checkpoint.key), None)
+    if found:
+        return Columns.from_dict(found["columns"]), int(found["rows"])
     progress("reading columns", 0, 0)
     mine = scan(table, plan_columns(table, config.target, config.drop), lambda i, _: i % workers.size == workers.rank)
     scans: list[Scan] = workers.gather(mine)
@@ -132,8 +145,8 @@ def _columns(table: Table, config: FitConfig, checkpoint: Checkpoint, workers: W
     for other in scans[1:]:
         first.merge(other)
     columns = make_columns(first, config.target, config.task, config.missing)
-    write_json(note, {"columns": columns.to_dict(), "rows": first.rows})
-    return columns
+    write_json(note, {"key": checkpoint.key, "columns": columns.to_dict(), "rows": first.rows})
+    return columns, first.rows
 
 
 def fit(
@@ -163,11 +176,10 @@ def fit(
     try:
         table = Table(source)
         plan_columns(table, config.target, config.drop)  # bad columns fail before anything is written
-        out.mkdir(parents=True, exist_ok=True)
+        _writable(out)
         checkpoint = Checkpoint(out / ".checkpoint", _key(config, table), workers)
-        columns = _columns(table, config, checkpoint, workers, progress)
+        columns, total = _columns(table, config, checkpoint, workers, progress)
         fm = config.make_map(columns)
-        total = int(json.loads((checkpoint.folder / "columns.json").read_text())["rows"])
         stats, blocks, seen = _pass(
             table, columns, fm, config, checkpoint, workers, checkpoint_seconds, progress, total
         )
@@ -190,9 +202,8 @@ def fit(
             "config": asdict(config),
         }
         if workers.rank == 0:
-            write_json(
-                out / "report.json", report
-            )  # before the model, which ends the run: a kill in between loses nothing
+            # before the model, which ends the run: a kill in between loses nothing
+            write_json(out / "report.json", report)
             TableModel(columns, fm, solution.weight, solution.bias, config).save(out)
             shutil.rmtree(checkpoint.folder)
         workers.gather(None)

@@ -7,6 +7,7 @@ and targets y; a missing or infinite value is counted where it stands and raised
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MISSING = ("raise", "drop", "mean")
+TASKS = ("auto", "regression", "classification")
 FORMATS = {
     ".parquet": "parquet",
     ".pq": "parquet",
@@ -35,6 +37,7 @@ FORMATS = {
 MOST_CATEGORIES = 1000  # of one column; an identifier is not a category
 FEW_CLASSES = 20  # an integer target with at most so many values is taken for classes
 BATCH_ROWS = 1 << 16
+END_BYTES = 1 << 16  # of a file that are read to tell it from another
 
 
 class Table:
@@ -55,7 +58,7 @@ class Table:
         self.source = source
         if hasattr(source, "with_format") and hasattr(source, "features"):  # a datasets.Dataset
             self.schema = source.with_format("arrow")[:0].schema
-            self._fragments = None
+            self._fragments, self._files = None, []
             return
         import pyarrow.dataset as ds
 
@@ -83,7 +86,20 @@ class Table:
                 }
         except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
             raise ValueError(f"{path} cannot be read as {self.format}: {error}") from error
-        self._fragments = fragments
+        self._fragments, self._files = fragments, files
+
+    def fingerprint(self) -> str:
+        """Hash of the schema, and of the size and both ends of each file: a Parquet file's end has its statistics."""
+        digest = hashlib.sha256(str(self.schema).encode())
+        digest.update(str(getattr(self.source, "_fingerprint", "")).encode())  # of a datasets.Dataset
+        for path in self._files:
+            size = path.stat().st_size
+            digest.update(f"{path.name} {size} ".encode())
+            with path.open("rb") as file:
+                digest.update(file.read(END_BYTES))
+                file.seek(max(0, size - END_BYTES))
+                digest.update(file.read())
+        return digest.hexdigest()
 
     def blocks(
         self, mine: Callable[[int, str], bool] = lambda index, label: True, columns: list[str] | None = None
@@ -329,7 +345,7 @@ def scan(table: Table, empty: Scan, mine: Callable[[int, str], bool] = lambda in
 
 def make_columns(done: Scan, target: str, task: str = "auto", missing: str = "raise") -> Columns:
     """Columns from a finished scan; `task` is "regression", "classification" or "auto"."""
-    _checks.choose(task, ("auto", "regression", "classification"), "task")
+    _checks.choose(task, TASKS, "task")
     _checks.choose(missing, MISSING, "policy for missing values")
     if not done.rows:
         raise ValueError("the table has no rows")
