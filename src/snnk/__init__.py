@@ -1,7 +1,8 @@
 """Scalable neural network kernels: f(Wx + b) as phi(x) . psi(W, b)."""
 
 from snnk.activations import ACTIVATIONS, Activation, Spectrum
-from snnk.bundle import Bundled, bundle
+from snnk.bounds import ErrorBound, error_bound
+from snnk.bundle import Bundled, BundleReport, bundle
 from snnk.features import (
     FEATURE_MAPS,
     URF,
@@ -25,7 +26,9 @@ __all__ = [
     "URF",
     "Activation",
     "ArcCosine",
+    "BundleReport",
     "Bundled",
+    "ErrorBound",
     "FeatureMap",
     "PowerSeries",
     "ProjectedURF",
@@ -38,4 +41,5 @@ __all__ = [
     "UnreachableError",
     "__version__",
     "bundle",
+    "error_bound",
 ]

@@ -79,3 +79,13 @@ def layer_weights(weight: Tensor, bias: Tensor | None, in_features: int) -> tupl
     if bias.ndim != 1:
         raise ValueError(f"bias must be ({weight.shape[0]},); got shape {tuple(bias.shape)}")
     return weight.double(), bias.double()
+
+
+def safetensors() -> Any:
+    """The package of that name, with its torch part; only the extra `tables` brings it along."""
+    try:
+        import safetensors.torch
+    except ImportError:
+        message = "save and load need safetensors: pip install safetensors, or the extra, pip install 'snnk[tables]'"
+        raise ImportError(message) from None
+    return safetensors

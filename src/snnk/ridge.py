@@ -254,6 +254,34 @@ class RidgeStats:
         self.shift.copy_(shift)
         return self
 
+    def select(self, features: Tensor) -> RidgeStats:
+        """The sums of some features only, by their numbers, in that order: as if no other had been added."""
+        m, device = self.num_features, self.sums.device
+        features = torch.as_tensor(features, device=device)
+        outside = features.is_floating_point() or features.ndim != 1 or not features.numel()
+        if outside or int(features.min()) < 0 or int(features.max()) >= m or len(features.unique()) < len(features):
+            raise ValueError(f"features must be different integers below {m}; got {features}")
+        chosen = RidgeStats(
+            len(features), self.num_targets, folds=self.folds, block_dtype=self.block_dtype, device=device
+        )
+        gram = self.sums[:, 1:-1, 1 : 1 + m]
+        gram = (gram.triu() + gram.triu(1).mT)[:, features][:, :, features]
+        targets = torch.arange(1 + m, 1 + m + self.num_targets, device=device)
+        columns = torch.cat([torch.zeros(1, dtype=torch.int64, device=device), 1 + features, targets])
+        chosen.sums[:, 0], chosen.sums[:, -1] = self.sums[:, 0, columns], self.sums[:, -1, columns]
+        chosen.sums[:, 1:-1, 1 : 1 + len(features)] = gram.triu()
+        chosen.sums[:, 1:-1, 1 + len(features) :] = self.sums[:, 1 + features][:, :, targets]
+        chosen.shift.copy_(self.shift[columns[1:] - 1])
+        return chosen
+
+    def centred(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums about the means: phi'phi (m, m), phi'y (m, t) and y^2 (t,), for algorithms of your own."""
+        sums = self._sums(None)
+        m, n, first = self.num_features, float(sums[0, 0]), sums[0, 1:]
+        both = torch.addr(sums[1:-1, 1:], first[:m], first, alpha=-1 / n)
+        gram = both[:, :m].triu()
+        return gram + gram.triu(1).T, both[:, m:], sums[-1, 1 + m :] - first[m:].square() / n
+
     def factor(self, num_features: int | None = None) -> RidgeFactor:
         """The costly part of `solve`, for the first `num_features` features: factor once, solve many."""
         return self._factor(self._sums(num_features))
@@ -372,7 +400,7 @@ class RidgeStats:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the sums and `note` as a safetensors file; a file of that name is replaced at once or not at all."""
-        safetensors, path = _safetensors(), Path(path)
+        safetensors, path = _checks.safetensors(), Path(path)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         metadata = {**FORMAT, "block_dtype": str(self.block_dtype).removeprefix("torch."), "note": self.note}
         try:
@@ -384,7 +412,7 @@ class RidgeStats:
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: Any = None) -> RidgeStats:
         """Statistics that `save` wrote. The header is checked in full before any sum is read."""
-        safetensors = _safetensors()
+        safetensors = _checks.safetensors()
         try:
             with safetensors.safe_open(path, framework="pt", device=str(device or "cpu")) as file:
                 metadata, names = file.metadata() or {}, sorted(file.keys())
@@ -440,11 +468,3 @@ def _finite(x: Tensor, name: str) -> None:
     # A sum is fifty times faster than a look at each value, and not finite where any value is not.
     if not bool(torch.isfinite(x.sum())):
         _checks.finite(x, name)
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise ImportError("RidgeStats.save and load need safetensors: pip install safetensors") from None
-    return safetensors

@@ -1,0 +1,100 @@
+r"""Atoms: features taken from a pretrained layer's own neurons, chosen for what is to be computed from them.
+
+For hidden features phi in R^w with centred sums G = phi'phi, C = phi'y, ridge regression of y on a set S of them leaves
+the error tr y'y - tr C_S' (G_SS + lam I)^-1 C_S. The next atom is the one that lessens it most, argmax_j
+|c_j|^2 / d_j, where c_j and d_j are what the atoms before it leave of C_j and of G_jj + lam: a Cholesky factorisation
+with that choice of pivots (orthogonal matching pursuit for many outputs at once). Choices are nested: the first k of m
+atoms are those for k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from snnk import _checks
+
+WARM_UP, BETAS = 20, (0.9, 0.99)
+
+
+def choose_atoms(gram: Tensor, cross: Tensor, count: int, penalty: float) -> tuple[Tensor, Tensor]:
+    """The numbers of `count` features in the order of their choice, and by how much each lessens the squared error.
+
+    Args:
+        gram, cross: centred sums phi'phi (w, w) and phi'y (w, t), as RidgeStats.centred gives them.
+        count: how many.
+        penalty: lam > 0, in units of the sums.
+
+    Example:
+        >>> phi = torch.eye(4, dtype=torch.float64)
+        >>> order, gains = choose_atoms(phi, torch.tensor([[1.0], [3.0], [0.0], [2.0]]).double(), 3, 1e-9)
+        >>> order.tolist(), gains.round().tolist()
+        ([1, 3, 0], [9.0, 4.0, 1.0])
+    """
+    width = len(gram)
+    if _checks.positive_int(count, "count") > width:
+        raise ValueError(f"count must be at most {width}, the number of features; got {count}")
+    rest, diagonal = cross.clone(), gram.diagonal() + _checks.positive(penalty, "penalty")
+    factor = gram.new_zeros(width, count)
+    free = torch.ones(width, dtype=torch.bool, device=gram.device)
+    order = torch.empty(count, dtype=torch.int64, device=gram.device)
+    gains = gram.new_empty(count)
+    for k in range(count):
+        gain = torch.where(free, rest.square().sum(1) / diagonal, -1.0)
+        j = int(gain.argmax())
+        column = gram[:, j] - factor[:, :k] @ factor[j, :k]
+        column[j] += penalty
+        column /= diagonal[j].sqrt()
+        rest.addr_(column, rest[j] / diagonal[j].sqrt(), alpha=-1)
+        diagonal = (diagonal - column.square()).clamp_min(1e-3 * penalty)  # rounding may take it below the penalty
+        factor[:, k], free[j], order[k], gains[k] = column, False, j, gain[j]
+    return order, gains
+
+
+def refine_(
+    forward: Callable[[Tensor], Tensor],
+    parameters: Sequence[Tensor],
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    *,
+    steps: int,
+    rate: float = 0.1,
+    rows: int = 1024,
+    seed: int = 0,
+) -> None:
+    """Move atoms from where the pretrained layer had them, in place: Adam on weight |scale (forward(x) - y)|^2.
+
+    Args:
+        forward: x (n, d) -> (n, t), through `parameters`.
+        x, y, weight, scale: (n, d), (n, t), (n,) for the rows and (t,) for the outputs.
+        steps, rows: so many steps on so many rows each.
+        rate: length of a step, relative to the root mean square of each parameter.
+    """
+    rates = [rate * float(p.detach().square().mean().sqrt()) for p in parameters]
+    groups = [{"params": [p], "lr": r} for p, r in zip(parameters, rates, strict=True)]
+    adam, generator = torch.optim.Adam(groups, betas=BETAS), torch.Generator().manual_seed(seed)
+    weight, scale = weight / weight.mean(), scale / scale.square().mean().sqrt().clamp_min(1e-30)
+    wanted = [p.requires_grad for p in parameters]
+    order = torch.empty(0, dtype=torch.int64)
+    for p in parameters:
+        p.requires_grad_(True)
+    try:
+        for step in range(steps):
+            if len(order) < min(rows, len(x)):
+                order = torch.randperm(len(x), generator=generator)
+            part, order = order[:rows].to(x.device), order[rows:]
+            for group, r in zip(adam.param_groups, rates, strict=True):
+                group["lr"] = r * min(1.0, (step + 1) / WARM_UP) * (1 - step / steps)
+            with torch.enable_grad():
+                error = (forward(x[part]) - y[part]) * scale
+                (error.square().sum(1) * weight[part]).mean().backward()
+            adam.step()
+            adam.zero_grad()
+    finally:
+        for p, want in zip(parameters, wanted, strict=True):
+            p.requires_grad_(want)
+            p.grad = None

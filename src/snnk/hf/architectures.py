@@ -1,0 +1,299 @@
+r"""Where the feed-forward blocks of a transformer are: one row of names for each architecture.
+
+A block computes y = W2 f(W1 x + b1) + b2, or, if gated, y = W2 (f(Wg x + bg) * (W1 x + b1)) + b2, and the residual
+stream goes on with s = r + scale * y. With post-norm (BERT) s is what the LayerNorm behind the block reads; with
+pre-norm (ViT, GPT-2, Llama) it is what the whole layer returns. Names are relative to the base model, so that they are
+the same for every head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Names inside one layer of a model.
+
+    Args:
+        block: pattern of a layer's name, relative to the base model, like "encoder.layer.{}".
+        up, activation, down: names of the first linear layer, the activation and the second linear layer.
+        gate: name of the linear layer that the activation is applied to, if the block is gated.
+        sum: name of the module whose input is residual + block output; "" if it is the output of the layer.
+        scale: name of a parameter that the block's output is multiplied with before the sum.
+    """
+
+    block: str
+    up: str
+    activation: str
+    down: str
+    gate: str | None = None
+    sum: str = ""
+    scale: str | None = None
+
+
+_BERT = Architecture(
+    "encoder.layer.{}", "intermediate.dense", "intermediate.intermediate_act_fn", "output.dense", sum="output.LayerNorm"
+)
+_DISTILBERT = Architecture("transformer.layer.{}", "ffn.lin1", "ffn.activation", "ffn.lin2", sum="output_layer_norm")
+_OPT = Architecture("decoder.layers.{}", "fc1", "activation_fn", "fc2")
+_VIT = Architecture("layers.{}", "mlp.fc1", "mlp.activation_fn", "mlp.fc2")
+_LLAMA = Architecture("layers.{}", "mlp.up_proj", "mlp.act_fn", "mlp.down_proj", gate="mlp.gate_proj")
+
+# By config.model_type, with a "+" and a variant where VARIANTS says so. A new row needs a tiny configuration in
+# tests/test_hf_architectures.py, and nothing else: the tests of wiring and of saving run over all rows.
+ARCHITECTURES: dict[str, Architecture] = {
+    "bert": _BERT,
+    "camembert": _BERT,
+    "deberta-v2": _BERT,
+    "deit": _VIT,
+    "dinov2": replace(_VIT, block="encoder.layer.{}", scale="layer_scale2.lambda1"),
+    "distilbert": _DISTILBERT,
+    "electra": _BERT,
+    "gpt2": Architecture("h.{}", "mlp.c_fc", "mlp.act", "mlp.c_proj"),
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "mpnet": _BERT,
+    "opt": _OPT,
+    "opt+post-norm": replace(_OPT, sum="final_layer_norm"),
+    "qwen2": _LLAMA,
+    "roberta": _BERT,
+    "vit": _VIT,
+    "xlm-roberta": _BERT,
+}
+VARIANTS: dict[str, Callable[[Any], str]] = {
+    "dinov2": lambda config: "+swiglu" if config.use_swiglu_ffn else "",
+    "opt": lambda config: "" if config.do_layer_norm_before else "+post-norm",  # opt-350m
+}
+REFUSED = {
+    "albert": "its layers are one shared layer, so that replacing a block in one replaces it in all",
+    "dinov2+swiglu": "its gate and first layer are one tensor in files, and [0] for both cannot be split while loading",
+    **dict.fromkeys(("t5", "mt5", "umt5", "longt5"), "its blocks read wo.weight themselves, to choose a dtype"),
+}
+
+
+@dataclass(eq=False)
+class FFN:
+    """The feed-forward block of one layer; what it reports is that of the modules that are there now."""
+
+    name: str  # of the layer, relative to the base model
+    index: int  # of the layer
+    row: Architecture
+    block: nn.Module = field(repr=False)  # the layer
+    configs: tuple[Any, ...] = field(repr=False)  # of base model and head, one object for most
+
+    def slot(self, which: str) -> Any:
+        """The module (or function) at "up", "activation", "down", "gate" or "sum" of the row; None if there is none."""
+        path = getattr(self.row, which)
+        return None if path is None else _at(self.block, path)
+
+    @property
+    def kind(self) -> str:
+        """What replaced the block, or "dense"."""
+        blocks = getattr(getattr(self.configs[0], "quantization_config", None), "blocks", {})
+        return str(blocks.get(self.name, {}).get("kind", "dense"))
+
+    @property
+    def in_features(self) -> int:
+        return _sizes(self.slot("up"))[0]
+
+    @property
+    def width(self) -> int:
+        """Number of hidden features, the columns of the second layer's weight."""
+        return _sizes(self.slot("down"))[0]
+
+    @property
+    def out_features(self) -> int:
+        return _sizes(self.slot("down"))[1]
+
+    @property
+    def gated(self) -> bool:
+        return self.slot("gate") is not None
+
+    @property
+    def activation(self) -> Callable[[Tensor], Tensor]:
+        return self.slot("activation") or nn.Identity()
+
+    @property
+    def norm(self) -> nn.Module | None:
+        """The module that reads the residual sum, if the row names it (post-norm)."""
+        return self.slot("sum") if self.row.sum else None
+
+    @property
+    def scale(self) -> Tensor | None:
+        """Factor of the block's output in the residual sum, (out,), or None for 1."""
+        return self.slot("scale")
+
+    def up_weight(self) -> Tensor:
+        """(width, in)."""
+        return weight_of(self._linear("up"))
+
+    def up_bias(self) -> Tensor | None:
+        return self._linear("up").bias
+
+    def gate_weight(self) -> Tensor | None:
+        """(width, in), or None if the block has no gate."""
+        return weight_of(self._linear("gate")) if self.gated else None
+
+    def gate_bias(self) -> Tensor | None:
+        return self._linear("gate").bias if self.gated else None
+
+    def down_weight(self) -> Tensor:
+        """(out, width)."""
+        return weight_of(self._linear("down"))
+
+    def down_bias(self) -> Tensor | None:
+        return self._linear("down").bias
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """What the second layer reads: (*, in) -> (*, width)."""
+        up, gate = self.slot("up"), self.slot("gate")
+        return self.activation(up(x)) if gate is None else self.activation(gate(x)) * up(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block without dropout and residual: (*, in) -> (*, out)."""
+        return self.slot("down")(self.hidden(x))
+
+    @property
+    def parameters(self) -> int:
+        """Numbers stored, those of a feature map's buffers included."""
+        return sum(t.numel() for _, t in self._tensors())
+
+    @property
+    def multiply_adds(self) -> int:
+        """For one token, those of the matrices."""
+        return sum(t.numel() for name, t in self._tensors() if name in ("weight", "projection"))
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for module in map(self.slot, ("up", "gate", "down")):
+            for name, tensor in module.state_dict(keep_vars=True).items() if module is not None else ():
+                yield name.rpartition(".")[2], tensor
+
+    def _linear(self, which: str) -> Any:
+        layer = self.slot(which)
+        if not isinstance(layer, nn.Linear | Conv1D):
+            raise ValueError(f"{self.name} is already replaced ({self.kind}): {which} is no linear layer any more")
+        return layer
+
+
+def find_ffns(model: Any) -> list[FFN]:
+    """The feed-forward blocks of a model with any head, by depth; a ValueError says why there are none.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, vocab_size=9))
+        >>> [(ffn.name, ffn.in_features, ffn.width) for ffn in find_ffns(model)]
+        [('encoder.layer.0', 8, 3072), ('encoder.layer.1', 8, 3072)]
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"model must be a transformers PreTrainedModel; got {type(model).__name__}; unwrap it first")
+    base, kind = model.base_model, model.config.model_type
+    if kind in VARIANTS:
+        kind += VARIANTS[kind](model.config)
+    if kind not in ARCHITECTURES:
+        reason = REFUSED.get(kind, f"known are {', '.join(ARCHITECTURES)}")
+        raise ValueError(
+            f"the blocks of a {kind!r} model cannot be replaced: {reason}. A row in snnk.hf.ARCHITECTURES adds a type"
+        )
+    row = ARCHITECTURES[kind]
+    layers = _at(base, row.block.removesuffix(".{}"))
+    if not isinstance(layers, nn.ModuleList) or not len(layers):
+        raise ValueError(f"{type(model).__name__} has no layers at {row.block!r}, where {kind!r} models have them")
+    configs = tuple({id(c): c for c in (base.config, model.config)}.values())
+    ffns = [FFN(row.block.format(i), i, row, block, configs) for i, block in enumerate(layers)]
+    for ffn in ffns:
+        wanted = [w for w in ("up", "activation", "down", "gate", "sum", "scale") if getattr(row, w)]
+        if ffn.kind not in ("dense", "atoms"):
+            wanted = [w for w in wanted if w not in ("activation", "gate")]
+        missing = [getattr(row, which) for which in wanted if ffn.slot(which) is None]
+        if missing:
+            raise ValueError(f"{ffn.name} of {type(model).__name__} has no {', '.join(missing)}, as {kind!r} models do")
+    return ffns
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one block saw in a forward pass: `inputs` (*, in), `outputs` and `sum` (*, out), * being (batch, tokens)."""
+
+    inputs: Tensor
+    outputs: Tensor
+    sum: Tensor
+    scale: Tensor | None = None
+
+    @property
+    def residual(self) -> Tensor:
+        """What the block's output is added to, (*, out)."""
+        return self.sum - (self.outputs if self.scale is None else self.outputs * self.scale)
+
+
+@contextmanager
+def observe(ffns: Iterable[FFN], callback: Callable[[FFN, Observation], None]) -> Iterator[None]:
+    """Call back with each block's input, output and residual sum, in every forward pass inside the `with`.
+
+    The layers must be in eval mode: dropout would stand between output and sum. Blocks that are replaced inside the
+    `with` are not seen; leave it first.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9))
+        >>> with observe(find_ffns(model.eval()), lambda ffn, seen: print(ffn.name, seen.residual.shape)):
+        ...     _ = model(torch.zeros(2, 5, dtype=torch.long))
+        encoder.layer.0 torch.Size([2, 5, 8])
+    """
+    with ExitStack() as stack:
+        for ffn in ffns:
+            if ffn.block.training:
+                raise ValueError(f"{ffn.name} is in training mode, with dropout behind the block; call model.eval()")
+            for module in ffn.block.modules():
+                # a chunked block is the same block, but would be seen in pieces
+                if getattr(module, "chunk_size_feed_forward", 0):
+                    stack.callback(setattr, module, "chunk_size_feed_forward", module.chunk_size_feed_forward)
+                    module.chunk_size_feed_forward = 0  # type: ignore[assignment]
+            for handle in _hooks(ffn, callback):
+                stack.callback(handle.remove)
+        yield
+
+
+def _hooks(ffn: FFN, callback: Callable[[FFN, Observation], None]) -> list[Any]:
+    seen: dict[str, Tensor] = {}
+
+    def finish(total: Tensor) -> None:
+        lead = total.shape[:-1]  # OPT runs its blocks on (batch * tokens, d)
+        x, y = (seen.pop(key).detach().reshape(*lead, -1) for key in ("inputs", "outputs"))
+        callback(ffn, Observation(x, y, total.detach(), None if ffn.scale is None else ffn.scale.detach()))
+
+    up, down, norm = ffn.slot("up"), ffn.slot("down"), ffn.norm
+    return [
+        up.register_forward_pre_hook(lambda _, args: seen.update(inputs=args[0])),
+        down.register_forward_hook(lambda _, args, out: seen.update(outputs=out)),
+        norm.register_forward_pre_hook(lambda _, args: finish(args[0]))
+        if norm is not None
+        else ffn.block.register_forward_hook(lambda _, args, out: finish(out[0] if isinstance(out, tuple) else out)),
+    ]
+
+
+def weight_of(layer: Any) -> Tensor:
+    """(out, in), whichever way round the layer keeps it."""
+    return layer.weight.T if isinstance(layer, Conv1D) else layer.weight
+
+
+def _at(module: Any, path: str) -> Any:
+    """What a dotted name means below a module, or None."""
+    for name in path.split(".") if path else ():
+        module = getattr(module, name, None)
+    return module
+
+
+def _sizes(layer: Any) -> tuple[int, int]:
+    """(in, out) of a linear layer, a Conv1D, or a module that says so itself."""
+    if isinstance(layer, Conv1D):
+        return layer.weight.shape[0], layer.weight.shape[1]
+    return layer.in_features, layer.out_features

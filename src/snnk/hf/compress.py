@@ -1,0 +1,333 @@
+r"""Replace feed-forward blocks by fewer features, fitted in closed form to unlabelled inputs.
+
+Blocks are taken in depth order. For one, with x its input and r the residual stream around it in the model as
+compressed so far, and s the stream behind it in the original, the target is y = s - r: what the block must add so that
+the stream is the original's again, errors made upstream repaired. Tokens and coordinates are weighted as in plan.py.
+Atoms are chosen among the block's own neurons (atoms.py), moved by a few steps of Adam on this block alone, and the
+matrix behind them is the ridge solution A = (phi'phi + lam I)^-1 phi'y, with lam by generalised cross-validation:
+phi(x) (A^T W2) + b2 at once, as in a bundled block of section 4.4.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from snnk.atoms import choose_atoms, refine_
+from snnk.features import ProjectedURF
+from snnk.hf.agreement import agreement, outputs_of
+from snnk.hf.architectures import FFN, Observation, observe
+from snnk.hf.blocks import Replacement, replace_
+from snnk.hf.plan import FEATURES, KEPT, PENALTY, BlockPlan, Plan, evaluating, importance, make_map, place, tokens_of
+from snnk.hf.recover import recover_
+from snnk.ridge import RidgeStats
+
+ROWS = 2048  # tokens whose features are held at once
+HELD_OUT = 10  # one batch of so many is held out
+Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
+
+
+@dataclass(frozen=True)
+class BlockReport:
+    """One block after compression; `error` is squared, held out, over the variance of its weighted targets."""
+
+    name: str
+    kind: str
+    num_features: int | None
+    parameters_before: int
+    parameters: int
+    error: float | None = None
+    refused: bool = False
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `compress_` did and what was lost, on held-out inputs."""
+
+    blocks: tuple[BlockReport, ...]
+    agreement: dict[str, float]
+    tokens: int
+    held_out_tokens: int
+    model_parameters_before: int
+    model_parameters: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{'block':<22}{'is now':<14}{'parameters':>24}{'held-out error':>16}"]
+        for b in self.blocks:
+            what = b.kind if b.num_features is None else f"{b.num_features} {b.kind}"
+            error = "" if b.error is None else f"{b.error:.4f}"
+            sizes = f"{b.parameters_before:,} -> {b.parameters:,}"
+            lines.append(f"{b.name:<22}{what:<14}{sizes:>24}{error:>16}{'  refused' if b.refused else ''}")
+        whole = f"{self.model_parameters_before:,} -> {self.model_parameters:,} parameters"
+        lines.append(f"whole model: {whole}, {self.model_parameters / self.model_parameters_before:.3f}")
+        lines.append(
+            f"{self.tokens:,} tokens in {self.seconds:.0f} s; on {self.held_out_tokens:,} held-out tokens, against the "
+            "original: " + ", ".join(f"{name} {value:.4f}" for name, value in self.agreement.items())
+        )
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Rows for one block: inputs x (n, d), targets y (n, out), weights (n,), and scales of outputs (out,)."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    scale: Tensor
+
+    def error(self, ffn: FFN) -> float:
+        """Weighted squared error of the block as it is now, over the variance of the targets."""
+        weight = self.weight[:, None] * self.scale.square()
+        mean = (self.weight[:, None] * self.y).sum(0) / self.weight.sum()
+        wrong = sum(
+            float((w * (ffn.forward(x.to(_dtype(ffn))).float() - y).square()).sum())
+            for x, y, w in zip(self.x.split(ROWS), self.y.split(ROWS), weight.split(ROWS), strict=True)
+        )
+        return wrong / max(float((weight * (self.y - mean).square()).sum()), 1e-30)
+
+    def sums(self, phi: Callable[[Tensor], Tensor], num_features: int) -> RidgeStats:
+        stats = RidgeStats(num_features, self.y.shape[1], block_dtype=torch.float32)
+        for x, y, w in zip(self.x.split(ROWS), self.y.split(ROWS), self.weight.split(ROWS), strict=True):
+            stats.update(phi(x).float().cpu(), y.cpu(), w.cpu())
+        return stats
+
+
+class _Seen(Exception):
+    """The block has been seen; the rest of the forward pass is not needed."""
+
+
+def compress_(
+    model: Any,
+    plan: Plan,
+    batches: Iterable[Mapping[str, Tensor]],
+    *,
+    refine: int = 120,
+    max_error: float | None = None,
+    recover: int = 0,
+    max_tokens: int = 50_000,
+    seed: int = 0,
+    progress: Progress = lambda what, done, total: None,
+) -> Report:
+    """Replace the blocks of a model as planned, in place, fitted to inputs without labels.
+
+    Args:
+        model: a transformers model with any head.
+        plan: of `snnk.hf.plan` for this model.
+        batches: inputs of the model, dicts of tensors, attention masks respected. Every tenth is held out. Those that
+            come after `max_tokens` tokens are not used.
+        refine: steps by which atoms are moved; 0 leaves the model's own neurons and everything in closed form.
+        max_error: a block whose held-out error is larger stays as it was.
+        recover: steps of distillation from the original afterwards, on the same inputs.
+        seed: of random features and steps.
+        progress: called with (what, blocks done, blocks in all).
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> from snnk.hf import plan
+        >>> sizes = dict(hidden_size=8, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = BertModel(BertConfig(vocab_size=50, **sizes))
+        >>> batches = [{"input_ids": torch.randint(50, (8, 16))} for _ in range(10)]
+        >>> report = compress_(model, plan(model, keep=0.5), batches)
+        >>> report.blocks[0].num_features, report.blocks[0].error < 0.5
+        (16, True)
+    """
+    start = time.monotonic()
+    ffns, by_name = plan.check(model), {block.name: block for block in plan.blocks}
+    training, held = _divide(batches, max_tokens, plan)
+    before = _parameters(model)
+    teacher = copy.deepcopy(model) if recover else None
+    reports: list[BlockReport] = []
+    with evaluating(model), torch.no_grad():
+        progress("original", 0, len(ffns))
+        wanted = [ffn for ffn in ffns if by_name[ffn.name].kind != KEPT]
+        streams = _streams(model, wanted, [*training, *held])
+        original = [outputs_of(model, batch) for batch in held]
+        replacements = []
+        for ffn in ffns:
+            block, began = by_name[ffn.name], time.monotonic()
+            done = BlockReport(ffn.name, block.kind, block.num_features, ffn.parameters, ffn.parameters)
+            if block.kind != KEPT:
+                target = streams.pop(ffn.name)
+                rows = _tokens(model, ffn, training, target[: len(training)])
+                test = _tokens(model, ffn, held, target[len(training) :])
+                new = _fit(ffn, block, rows, refine, seed)
+                done = replace(done, parameters=ffn.parameters, error=test.error(ffn))
+                if max_error is not None and not (done.error or 0.0) <= max_error:
+                    new.restore_()
+                    done = replace(done, kind=KEPT, num_features=None, parameters=ffn.parameters, refused=True)
+                else:
+                    replacements.append(new)
+            reports.append(replace(done, seconds=time.monotonic() - began))
+            progress(ffn.name, len(reports), len(ffns))
+        if teacher is not None and replacements:
+            progress("recovering", len(reports), len(ffns))
+            recover_(model, teacher, replacements, training, steps=recover, seed=seed)
+        agreed = agreement(original, [outputs_of(model, batch) for batch in held])
+    return Report(
+        blocks=tuple(reports),
+        agreement=agreed,
+        tokens=_count(training),
+        held_out_tokens=_count(held),
+        model_parameters_before=before,
+        model_parameters=_parameters(model),
+        seconds=time.monotonic() - start,
+    )
+
+
+def _fit(ffn: FFN, block: BlockPlan, rows: Tokens, refine: int, seed: int) -> Replacement:
+    """Put the planned features into the block's place, with the matrix that fits them to the rows."""
+    dtype, count = _dtype(ffn), block.num_features or 0
+    if block.kind == "drop":
+        mean = (rows.weight[:, None] * rows.y).sum(0) / rows.weight.sum()
+        return replace_(ffn, "drop").fill_(None, mean.to(dtype))
+    if block.kind in FEATURES[1:]:
+        fm = make_map(ffn, block.kind, count, seed=seed)
+        if isinstance(fm, ProjectedURF):
+            bias = ffn.up_bias()
+            fm.calibrate(
+                rows.x[:4096].cpu().float(), ffn.up_weight().cpu().float(), None if bias is None else bias.cpu().float()
+            )
+        new = replace_(ffn, fm.to(ffn.up_weight()))
+    elif block.kind == "linear":
+        new = replace_(ffn, "linear")
+    else:
+        stats = rows.sums(lambda x: ffn.hidden(x.to(dtype)), ffn.width)
+        gram, cross, _ = stats.centred()
+        scaled = cross * rows.scale.double().cpu()
+        order, _ = choose_atoms(gram, scaled, count, PENALTY * float(gram.diagonal().mean()))
+        new = replace_(ffn, "atoms", count).copy_rows_(order)
+        _solve(new, stats.select(order))
+        if not refine:
+            return new
+        modules = [m.float() for m in (new.up, new.gate, new.down) if m is not None]  # bfloat16 would lose the steps
+        refine_(
+            lambda x: ffn.forward(x.float()),
+            [p for module in modules for p in module.parameters()],
+            rows.x,
+            rows.y,
+            rows.weight,
+            rows.scale,
+            steps=refine,
+            seed=seed,
+        )
+        for module in modules:
+            module.to(dtype)
+    size = new.down.weight.shape[1]
+    _solve(new, rows.sums(lambda x: new.phi(x.to(dtype)), size))
+    return new
+
+
+def _solve(new: Replacement, stats: RidgeStats) -> None:
+    solution = stats.solve("gcv")
+    if new.down.bias is not None:
+        new.fill_(solution.weight, solution.bias)
+    else:  # all neurons of a block without biases
+        new.fill_(solution.weight, None)
+
+
+def _streams(model: Any, ffns: list[FFN], batches: list[Any]) -> dict[str, list[Tensor]]:
+    """The residual stream behind each block, tokens without padding, for each batch."""
+    found: dict[str, list[Tensor]] = {ffn.name: [] for ffn in ffns}
+
+    def note(ffn: FFN, seen: Observation) -> None:
+        found[ffn.name].append(_flat(seen.sum, batch))
+
+    with observe(ffns, note):
+        for batch in batches:
+            model(**place(batch, model))
+    return found
+
+
+def _tokens(model: Any, ffn: FFN, batches: list[Any], streams: list[Tensor]) -> Tokens:
+    """The rows of a block in the model as it is now; the forward passes end there."""
+    inputs: list[Tensor] = []
+    residuals: list[Tensor] = []
+
+    def note(_: FFN, seen: Observation) -> None:
+        inputs.append(_flat(seen.inputs, batch))
+        residuals.append(_flat(seen.residual, batch))
+        raise _Seen
+
+    with observe([ffn], note):
+        for batch in batches:
+            try:
+                model(**place(batch, model))
+            except _Seen:
+                continue
+    stream = torch.cat(streams).float()
+    weight, scale = importance(ffn, stream)
+    y = stream - torch.cat(residuals).float()
+    if ffn.scale is not None:  # the block's output is multiplied with it
+        factor = ffn.scale.detach().float()
+        y = y / torch.where(factor.abs() < 1e-6, torch.full_like(factor, math.inf), factor)
+    return Tokens(torch.cat(inputs), y, weight, scale)
+
+
+def _divide(batches: Iterable[Any], max_tokens: int, plan: Plan) -> tuple[list[Any], list[Any]]:
+    """Batches to fit to and batches held out, or an error that says what is missing."""
+    used: list[Any] = []
+    count = 0
+    for batch in batches:
+        if not isinstance(batch, Mapping):
+            raise TypeError(f"a batch must be a dict of the model's inputs; got {type(batch).__name__}")
+        used.append(batch)
+        count += int(_mask(batch).sum())
+        if count >= max_tokens:
+            break
+    if len(used) < 2:
+        raise ValueError(f"at least two batches are needed, one of them held out; got {len(used)}")
+    held = used[HELD_OUT - 1 :: HELD_OUT] or used[-1:]
+    training = [batch for batch in used if not any(batch is h for h in held)]
+    tokens = _count(training)
+    most = max((block.num_features or 0 for block in plan.blocks), default=0)
+    if tokens <= most and not _images(used[0]):
+        raise ValueError(
+            f"{tokens} tokens are too few to fit {most} features; give at least {2 * most}, better {10 * most}"
+        )
+    return training, held
+
+
+def _images(batch: Mapping[str, Any]) -> bool:
+    return "pixel_values" in batch
+
+
+def _mask(batch: Mapping[str, Any]) -> Tensor:
+    """Which tokens of a batch count; for images one for each 16 x 16 pixels, as the model's patches are not known."""
+    if "attention_mask" in batch:
+        return batch["attention_mask"].bool()
+    if _images(batch):
+        n, _, height, width = batch["pixel_values"].shape
+        return torch.ones(n, max(1, height * width // 256), dtype=torch.bool)
+    tensor: Tensor = next(value for value in batch.values() if isinstance(value, Tensor))
+    return torch.ones(tensor.shape[:2], dtype=torch.bool)
+
+
+def _count(batches: list[Any]) -> int:
+    return sum(int(_mask(batch).sum()) for batch in batches)
+
+
+def _flat(x: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    return x.flatten(0, -2)[tokens_of(batch, x.shape[:-1]).to(x.device)]
+
+
+def _dtype(ffn: FFN) -> torch.dtype:
+    weight: Tensor = ffn.slot("down").bias if ffn.kind == "drop" else ffn.slot("down").weight
+    return weight.dtype
+
+
+def _parameters(model: Any) -> int:
+    tensors = {t.data_ptr(): t for t in model.state_dict(keep_vars=True).values() if t.numel()}
+    return sum(t.numel() for t in tensors.values())

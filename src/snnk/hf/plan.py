@@ -1,0 +1,313 @@
+r"""What to replace each feed-forward block with, chosen for all of them together.
+
+With inputs, one pass gathers for each block the sums of its hidden features phi and its inputs x against its outputs y,
+each token weighted by 1 / variance of the residual stream there and each coordinate by the scale of the LayerNorm
+behind: an error then counts as much as it changes what the next layer reads. From these sums follow, without another
+look at the data, the error of every number of atoms (they are nested), of a linear map, and of a constant. The plan
+takes for each block the choice of least error + mu parameters, with one price mu for all blocks that meets the budget.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from snnk import _checks
+from snnk.atoms import choose_atoms
+from snnk.features import ArcCosine, FeatureMap, ProjectedURF
+from snnk.hf.architectures import FFN, Observation, find_ffns, observe
+from snnk.hf.blocks import replace_
+from snnk.ridge import RidgeStats
+
+FORMAT = "snnk.Plan/1"
+UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9}
+PENALTY = 1e-4  # of atoms while they are chosen, relative to the mean of the Gram matrix's diagonal
+STEPS = 48  # numbers of atoms that are weighed up for a block
+FEATURES = ("atoms", "relu", "cos")
+KEPT = "dense"  # the kind of a block that stays as it is
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """One block: what it becomes, and numbers stored and multiply-adds for a token before and after."""
+
+    name: str
+    kind: str
+    num_features: int | None
+    width: int
+    parameters_before: int
+    parameters: int
+    multiply_adds_before: int
+    multiply_adds: int
+    predicted_error: float | None = None  # squared, over the variance of the block's weighted outputs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `compress_` is to do with each block of a model; `save` and `load` keep it as JSON."""
+
+    model_type: str
+    blocks: tuple[BlockPlan, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Plan:
+        if stored.get("format") != FORMAT:
+            raise ValueError(f"a plan has the format {FORMAT!r}; got {stored.get('format')!r}")
+        return cls(str(stored["model_type"]), tuple(BlockPlan(**block) for block in stored["blocks"]))
+
+    def save(self, path: str | Path) -> None:
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text()))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is no plan of snnk: {error}") from error
+
+    def check(self, model: Any) -> list[FFN]:
+        """The blocks of the model that the plan is for, or a ValueError."""
+        ffns = find_ffns(model)
+        found = {ffn.name: ffn.width for ffn in ffns}
+        wanted = {block.name: block.width for block in self.blocks}
+        if self.model_type != model.config.model_type or wanted.items() - found.items():
+            raise ValueError(
+                f"the plan is for a {self.model_type!r} model with blocks {_few(wanted)}; "
+                f"this is a {model.config.model_type!r} model with {_few(found)}"
+            )
+        return [ffn for ffn in ffns if ffn.name in wanted]
+
+    def __str__(self) -> str:
+        lines = [f"{'block':<22}{'becomes':<14}{'parameters':>24}{'multiply-adds':>24}{'predicted error':>18}"]
+        for b in self.blocks:
+            what = b.kind if b.num_features is None else f"{b.num_features} {b.kind}"
+            error = "" if b.predicted_error is None else f"{b.predicted_error:.4f}"
+            sizes = f"{b.parameters_before:,} -> {b.parameters:,}"
+            work = f"{b.multiply_adds_before:,} -> {b.multiply_adds:,}"
+            lines.append(f"{b.name:<22}{what:<14}{sizes:>24}{work:>24}{error:>18}")
+        before, after = sum(b.parameters_before for b in self.blocks), sum(b.parameters for b in self.blocks)
+        return "\n".join([*lines, f"in all {before:,} -> {after:,} parameters, {after / before:.3f}"])
+
+
+def plan(
+    model: Any,
+    keep: float | None = None,
+    *,
+    target_size: str | float | None = None,
+    target_speedup: float | None = None,
+    layers: str | Iterable[int] = "all",
+    features: str = "atoms",
+    batches: Iterable[Mapping[str, Tensor]] | None = None,
+) -> Plan:
+    """Decide what the feed-forward blocks of a model become.
+
+    Args:
+        model: a transformers model with any head.
+        keep: the part of these blocks' parameters to keep, 0 to 1; or one of the next two.
+        target_size: of the whole model in memory, "200MB" or a number of bytes.
+        target_speedup: how many times fewer multiply-adds a token is to take in the model's linear layers; what
+            attention does between tokens is not counted.
+        layers: "all", "top-6" (the last six), or a list of their numbers.
+        features: "atoms", neurons of the block itself; or random features, "relu" or "cos".
+        batches: typical inputs of the model. Without them every block keeps the same share; with them (atoms only),
+            counts are chosen jointly, and a block may also become linear, a constant, or stay.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, vocab_size=9))
+        >>> [(block.kind, block.num_features) for block in plan(model, keep=0.25).blocks]
+        [('atoms', 768), ('atoms', 768)]
+    """
+    _checks.choose(features, FEATURES, "features")
+    ffns = _chosen(find_ffns(model), layers)
+    replaced = [ffn.name for ffn in ffns if ffn.kind not in (KEPT, "atoms")]
+    if replaced:
+        raise ValueError(f"{', '.join(replaced)} were replaced already; start from the original model")
+    before = sum(ffn.parameters for ffn in ffns)
+    budget = _budget(model, ffns, keep, target_size, target_speedup)
+    if batches is None:
+        share = budget / before
+        counts = [max(2, int(share * ffn.width) // 2 * 2) for ffn in ffns]
+        same = [
+            _option(ffn, features, count) if count < ffn.width else _option(ffn, KEPT, None)
+            for ffn, count in zip(ffns, counts, strict=True)
+        ]
+        return Plan(model.config.model_type, tuple(same))
+    if features != "atoms":
+        raise ValueError(f"counts are chosen jointly for atoms only; got features={features!r} with batches")
+    return Plan(
+        model.config.model_type, tuple(_allocate([_options(f, s) for f, s in sums(ffns, model, batches)], budget))
+    )
+
+
+def tokens_of(batch: Mapping[str, Tensor], lead: torch.Size) -> Tensor:
+    """Which of (batch, tokens) are not padding, flat."""
+    mask = batch.get("attention_mask")
+    if mask is None or mask.shape != lead:
+        return torch.ones(lead, dtype=torch.bool).flatten()
+    return mask.bool().flatten()
+
+
+def importance(ffn: FFN, stream: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights of tokens (n,) and scales of outputs (out,) by which an error changes what the next layer reads."""
+    spread = stream.float().var(-1, correction=0)
+    rows = 1 / spread.clamp_min(1e-6 * float(spread.mean()) + 1e-30)
+    norm = getattr(ffn.norm, "weight", None)
+    columns = torch.ones(ffn.out_features, device=stream.device) if norm is None else norm.detach().abs().float()
+    return rows, columns if ffn.scale is None else columns * ffn.scale.detach().abs().float()
+
+
+def place(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    return {key: value.to(model.device) if isinstance(value, Tensor) else value for key, value in batch.items()}
+
+
+def sums(ffns: list[FFN], model: Any, batches: Iterable[Mapping[str, Tensor]]) -> Iterator[tuple[FFN, RidgeStats]]:
+    """For each block: (phi, x) against outputs, weighted by importance; one pass over the batches."""
+    found = {
+        ffn.name: RidgeStats(ffn.width + ffn.in_features, ffn.out_features, block_dtype=torch.float32) for ffn in ffns
+    }
+
+    def add(ffn: FFN, seen: Observation) -> None:
+        mask = tokens_of(batch, seen.inputs.shape[:-1])
+        x, y, stream = (t.flatten(0, -2)[mask] for t in (seen.inputs, seen.outputs, seen.sum))
+        phi = torch.cat([ffn.hidden(x), x], 1).float()
+        found[ffn.name].update(phi.cpu(), y.float().cpu(), importance(ffn, stream)[0].cpu())
+
+    with evaluating(model), torch.no_grad(), observe(ffns, add):
+        for batch in batches:
+            model(**place(batch, model))
+    if not int(next(iter(found.values())).rows.sum()):
+        raise ValueError("there were no batches to calibrate with")
+    yield from ((ffn, found[ffn.name]) for ffn in ffns)
+
+
+class evaluating:
+    """`with evaluating(model)`: eval mode inside, the mode it had before outside."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.training = model, model.training
+
+    def __enter__(self) -> None:
+        self.model.eval()
+
+    def __exit__(self, *error: Any) -> None:
+        self.model.train(self.training)
+
+
+def _options(ffn: FFN, stats: RidgeStats) -> list[tuple[BlockPlan, float]]:
+    """What the block may become, with the damage of each: weighted squared error for a unit of token weight."""
+    gram, cross, power = stats.centred()
+    scale, weight = importance(ffn, torch.ones(1, ffn.out_features))[1].double().cpu(), float(stats.sums[0, 0, 0])
+    w, total = ffn.width, float((power * scale.square()).sum())
+    penalty = PENALTY * float(gram.diagonal()[:w].mean())
+    _, gains = choose_atoms(gram[:w, :w], cross[:w] * scale, w, penalty)
+    left = total - gains.cumsum(0)
+    linear = stats.select(torch.arange(w, w + ffn.in_features)).solve("gcv")
+    rest = float((linear.residual * scale.square()).sum()) * weight
+    choices: list[tuple[str, int | None, float]] = [("drop", None, total), ("linear", None, rest), (KEPT, None, 0.0)]
+    step = max(2, w // STEPS // 2 * 2)
+    choices += [("atoms", m, float(left[m - 1])) for m in range(step, w, step)]
+    return [(_option(ffn, kind, m, max(e, 0.0) / total), max(e, 0.0) / weight) for kind, m, e in choices]
+
+
+def _allocate(options: list[list[tuple[BlockPlan, float]]], budget: float) -> list[BlockPlan]:
+    """For each block the option of least damage + price * parameters, at the least price that meets the budget."""
+
+    def choose(price: float) -> list[BlockPlan]:
+        return [min(block, key=lambda o: o[1] + price * o[0].parameters)[0] for block in options]
+
+    low, high = 1e-30, max(damage for block in options for _, damage in block) + 1.0  # prices of one parameter
+    least = sum(b.parameters for b in choose(high))
+    if least > budget:
+        raise ValueError(f"even with constants for blocks {least:,} parameters are left; the budget is {budget:,.0f}")
+    for _ in range(100):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if sum(b.parameters for b in choose(middle)) > budget else (low, middle)
+    return choose(high)
+
+
+def _option(ffn: FFN, kind: str, count: int | None, error: float | None = None) -> BlockPlan:
+    before = ffn.parameters, ffn.multiply_adds
+    after, width = before, ffn.width
+    if kind != KEPT:
+        random = make_map(ffn, kind, count, device="meta") if kind in FEATURES[1:] and count else None
+        new = replace_(ffn, kind if random is None else random, None if random else count, device="meta")
+        after = ffn.parameters, ffn.multiply_adds
+        new.restore_()
+    return BlockPlan(ffn.name, kind, count, width, before[0], after[0], before[1], after[1], error)
+
+
+def make_map(ffn: FFN, kind: str, count: int, *, seed: int = 0, device: Any = None) -> FeatureMap:
+    """Random features of a block's inputs, "relu" or "cos", for a fitted matrix behind them."""
+    if kind == "relu":
+        return ArcCosine(ffn.in_features, count, augment=True, seed=seed, device=device)
+    return ProjectedURF(ffn.in_features, count, "gelu", on_error="ignore", seed=seed, device=device)
+
+
+def _chosen(ffns: list[FFN], layers: str | Iterable[int]) -> list[FFN]:
+    if layers == "all":
+        return ffns
+    if isinstance(layers, str):
+        top = re.fullmatch(r"top-(\d+)", layers)
+        if not top or not 0 < int(top[1]) <= len(ffns):
+            raise ValueError(f"layers must be 'all', 'top-1' to 'top-{len(ffns)}', or a list; got {layers!r}")
+        return ffns[-int(top[1]) :]
+    numbers = sorted(set(layers))
+    if not numbers or numbers[0] < 0 or numbers[-1] >= len(ffns):
+        raise ValueError(f"layers must be among 0 to {len(ffns) - 1}; got {numbers}")
+    return [ffns[i] for i in numbers]
+
+
+def _budget(model: Any, ffns: list[FFN], keep: Any, size: Any, speedup: Any) -> float:
+    """Parameters that may be left in the blocks."""
+    if sum(x is not None for x in (keep, size, speedup)) != 1:
+        raise ValueError(f"give one of keep, target_size, target_speedup; got {keep!r}, {size!r}, {speedup!r}")
+    here = sum(ffn.parameters for ffn in ffns)
+    if keep is not None:
+        if not isinstance(keep, int | float) or not 0 < keep <= 1:
+            raise ValueError(f"keep must be above 0 and at most 1; got {keep!r}")
+        return keep * here
+    if size is not None:
+        tensors = {t.data_ptr() if not t.is_meta else id(t): t for t in model.state_dict(keep_vars=True).values()}
+        stored = sum(t.numel() * t.element_size() for t in tensors.values())
+        each = ffns[0].up_weight().element_size()
+        wanted, rest = _bytes(size), stored - here * each
+        if wanted <= rest:
+            raise ValueError(
+                f"target_size {size} cannot be reached: without these blocks the model takes {rest / 1e6:.1f} MB"
+            )
+        return min(float(here), (wanted - rest) / each)
+    work = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear | Conv1D))
+    blocks = sum(ffn.multiply_adds for ffn in ffns)
+    most = work / max(work - blocks, 1)
+    if not isinstance(speedup, int | float) or not 1 <= speedup < most:
+        raise ValueError(f"target_speedup must be from 1 to {most:.2f}, all that these blocks take; got {speedup!r}")
+    return here * (work / speedup - (work - blocks)) / blocks
+
+
+def _bytes(size: Any) -> float:
+    if isinstance(size, int | float) and not isinstance(size, bool):
+        return _checks.positive(size, "target_size")
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([KMG]?B?)\s*", str(size).upper())
+    if not match or match[2] not in UNITS:
+        raise ValueError(f"target_size must be like '200MB' or a number of bytes; got {size!r}")
+    return _checks.positive(float(match[1]), "target_size") * UNITS[match[2]]
+
+
+def _few(blocks: Mapping[str, int]) -> str:
+    shown = [f"{name} ({width})" for name, width in list(blocks.items())[:2]]
+    return ", ".join(shown) + (f" and {len(blocks) - 2} more" if len(blocks) > 2 else "")

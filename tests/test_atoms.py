@@ -1,0 +1,88 @@
+"""Atoms against brute force: each choice is the best single addition, and its gain is what ridge regression gains."""
+
+import pytest
+import torch
+
+from snnk.atoms import choose_atoms, refine_
+from snnk.ridge import RidgeStats
+
+
+def problem(rows=300, width=12, targets=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    phi = draw(rows, width) @ draw(width, width) + 3
+    return phi, phi[:, ::4] @ draw(len(range(0, width, 4)), targets) + 0.3 * draw(rows, targets)
+
+
+def explained(gram, cross, chosen, penalty):
+    inner = gram[chosen][:, chosen] + penalty * torch.eye(len(chosen), dtype=gram.dtype)
+    return float((cross[chosen] * torch.linalg.solve(inner, cross[chosen])).sum())
+
+
+def test_every_choice_is_the_best_addition():
+    gram, cross, _ = RidgeStats(12, 3).update(*problem()).centred()
+    order, gains = choose_atoms(gram, cross, 12, 0.5)
+    assert sorted(order.tolist()) == list(range(12))
+    for k in range(12):
+        before = order[:k].tolist()
+        found = {j: explained(gram, cross, [*before, j], 0.5) for j in range(12) if j not in before}
+        assert max(found, key=found.get) == int(order[k])
+        assert float(gains[: k + 1].sum()) == pytest.approx(found[int(order[k])], rel=1e-10)
+
+
+def test_penalty_keeps_copies_of_a_feature_apart():
+    phi, y = problem()
+    gram, cross, _ = RidgeStats(24, 3).update(torch.cat([phi, phi], 1), y).centred()
+    order, gains = choose_atoms(gram, cross, 12, 1e-6 * float(gram.diagonal().mean()))
+    assert len({int(j) % 12 for j in order}) == 12 and bool(gains.isfinite().all())
+
+
+def test_bad_counts():
+    gram, cross, _ = RidgeStats(12, 3).update(*problem()).centred()
+    with pytest.raises(ValueError, match="count must be at most 12, the number of features; got 13"):
+        choose_atoms(gram, cross, 13, 0.1)
+    with pytest.raises(ValueError, match="penalty must be a positive number"):
+        choose_atoms(gram, cross, 3, 0.0)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_select_equals_sums_of_those_features(weighted):
+    phi, y = problem()
+    weight = torch.rand(len(phi), generator=torch.Generator().manual_seed(1)) if weighted else None
+    chosen = torch.tensor([7, 0, 11])
+    part = RidgeStats(12, 3, folds=4).update(phi, y, weight).select(chosen)
+    alone = RidgeStats(3, 3, folds=4).update(phi[:, chosen], y, weight)
+    for lam in (0.1, "gcv", "kfold"):
+        a, b = part.solve(lam), alone.solve(lam)
+        assert torch.allclose(a.weight, b.weight, rtol=1e-10) and torch.allclose(a.bias, b.bias, rtol=1e-10)
+    for wrong in ([0, 0], [12], [0.5], []):
+        with pytest.raises(ValueError, match="features must be different integers below 12"):
+            RidgeStats(12, 3).select(torch.tensor(wrong))
+
+
+def test_centred_sums():
+    phi, y = problem()
+    gram, cross, power = RidgeStats(12, 3).update(phi, y).centred()
+    p, q = phi - phi.mean(0), y - y.mean(0)
+    assert torch.allclose(gram, p.T @ p, rtol=1e-10)
+    assert torch.allclose(cross, p.T @ q, rtol=1e-10, atol=1e-9)
+    assert torch.allclose(power, q.square().sum(0), rtol=1e-10)
+
+
+def test_refine_lessens_the_weighted_error_and_restores_requires_grad():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2000, 6, generator=generator)
+    truth = torch.randn(8, 6, generator=generator)
+    y, weight, scale = (x @ truth.T).relu(), torch.rand(2000, generator=generator), torch.rand(8, generator=generator)
+    layer = torch.nn.Linear(6, 8).requires_grad_(False)
+    layer.weight.copy_(truth + 0.3 * torch.randn(8, 6, generator=generator))
+    layer.bias.zero_().add_(0.1)
+
+    def error():
+        return float((weight[:, None] * (scale * (layer(x).relu() - y)).square()).mean())
+
+    before, state = error(), torch.get_rng_state()
+    refine_(lambda z: layer(z).relu(), list(layer.parameters()), x, y, weight, scale, steps=150)
+    assert error() < 0.1 * before
+    assert not layer.weight.requires_grad and layer.weight.grad is None
+    assert torch.equal(torch.get_rng_state(), state)
