@@ -11,6 +11,7 @@ itself, and says nothing about either figure. Bandwidth and penalty are chosen f
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ import torch
 from snnk.experiments.records import Results
 
 TIME_BOUND = 0.5
+PAIR = ("SNNKClassifier", "RBFSampler + Ridge")
 BANDWIDTHS = (0.7, 1.0, 1.4, 2.0, 2.8)
 PENALTIES = (1e-2, 1.0)
 
@@ -33,6 +35,7 @@ PENALTIES = (1e-2, 1.0)
 class Config:
     features: tuple[int, ...] = (1024, 4096)
     tuning_rows: int = 50_000
+    rounds: tuple[int, int] = (3, 1)  # of the pair, up to 1024 features and above
     threads: int = 2
     seed: int = 0
 
@@ -110,12 +113,18 @@ def compare(x: Any, y: Any, config: Config, results: Results) -> None:
     cut = len(x) - len(x) // 5
     for m in config.features:
         chosen = tune(x[:cut], y[:cut], config, min(m, 512))
-        for name, make in contenders(m, chosen, x.shape[1], config.seed).items():
+        makers = contenders(m, chosen, x.shape[1], config.seed)
+        times: dict[str, list[float]] = {name: [] for name in makers}
+        before = PAIR * (config.rounds[m > 1024] - 1)  # the two that a bound is on take turns first
+        for turn, name in enumerate([*before, *makers]):
             if name == "HistGradientBoosting" and m != config.features[0]:
                 continue  # it has no features to count
             start = time.perf_counter()
-            model = make().fit(x[:cut], y[:cut])
-            seconds = time.perf_counter() - start
+            model = makers[name]().fit(x[:cut], y[:cut])
+            times[name].append(time.perf_counter() - start)
+            if turn < len(before):
+                continue
+            seconds = statistics.median(times[name])
             kind = name.split(" + ")[0]
             row = {
                 "model": name,
@@ -124,6 +133,7 @@ def compare(x: Any, y: Any, config: Config, results: Results) -> None:
                 "seconds": seconds,
                 "bandwidth": chosen.get(kind, (None,))[0],
                 "rows": cut,
+                "rounds": len(times[name]),
                 "seed": config.seed,
             }
             results.add(row)
@@ -145,15 +155,14 @@ def main() -> int:
     args = parser.parse_args()
     if not args.quick and args.data is None:
         parser.error("name the data: --data covtype.parquet, or --quick for a table made here")
-    config = Config(features=(64,)) if args.quick else Config()
+    config = Config(features=(64,), rounds=(1, 1)) if args.quick else Config()
     torch.set_num_threads(config.threads)
     results = Results(args.out, config, resume=False)
     compare(*(generate(2000, config.seed) if args.quick else read(args.data)), config, results)
     missed = False
     for m in config.features:
         ours, rival = (
-            next(row for row in results if (row["model"], row["num_features"]) == (name, m))
-            for name in ("SNNKClassifier", "RBFSampler + Ridge")
+            next(row for row in results if (row["model"], row["num_features"]) == (name, m)) for name in PAIR
         )
         ratio = ours["seconds"] / rival["seconds"]
         missed |= ours["accuracy"] < rival["accuracy"] or ratio > TIME_BOUND

@@ -123,7 +123,7 @@ class ProjectedURF(FeatureMap):
     def _phi(self, x: Tensor) -> Tensor:
         y = F.linear(x - self.center.to(x.dtype), self.projection)
         angle = at_least_float(y)
-        return (torch.cat([angle.cos(), angle.sin()], -1) * len(self.projection) ** -0.5).to(y.dtype)
+        return torch.cat([angle.cos(), angle.sin()], -1).mul_(len(self.projection) ** -0.5).to(y.dtype)
 
     def _psi(self, weight: Tensor, bias: Tensor, check: bool) -> Tensor:
         psi, error, second, scale = self._fit(weight, bias)

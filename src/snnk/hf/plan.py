@@ -212,7 +212,7 @@ def _options(ffn: FFN, stats: RidgeStats) -> list[tuple[BlockPlan, float]]:
     """What the block may become, with the damage of each: weighted squared error for a unit of token weight."""
     gram, cross, power = stats.centred()
     scale, weight = importance(ffn, torch.ones(1, ffn.out_features))[1].double().cpu(), float(stats.sums[0, 0, 0])
-    w, total = ffn.width, float((power * scale.square()).sum())
+    w, total = ffn.width, max(float((power * scale.square()).sum()), 1e-30)
     penalty = PENALTY * float(gram.diagonal()[:w].mean())
     _, gains = choose_atoms(gram[:w, :w], cross[:w] * scale, w, penalty)
     left = total - gains.cumsum(0)
