@@ -209,7 +209,7 @@ def test_a_plan_is_json(tmp_path):
     (tmp_path / "no.json").write_text("{}")
     with pytest.raises(ValueError, match=r"no.json is no plan of snnk: a plan has the format"):
         Plan.load(tmp_path / "no.json")
-    with pytest.raises(ValueError, match="the plan is for a 'bert' model with blocks .* this is a 'llama' model"):
+    with pytest.raises(ValueError, match=r"the plan is for a 'bert' model with blocks .* this is a 'llama' model"):
         compress_(make("llama"), sizes, some_batches("llama"))
     with pytest.raises(ValueError, match="the plan is for a 'bert' model"):
         compress_(make("bert", intermediate_size=64), sizes, some_batches())

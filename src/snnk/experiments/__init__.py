@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from snnk.experiments import pointwise
+from snnk.experiments import bundled_transformers, pointwise
 
-EXPERIMENTS: dict[str, ModuleType] = {"pointwise": pointwise}
+EXPERIMENTS: dict[str, ModuleType] = {"pointwise": pointwise, "bundled-transformers": bundled_transformers}

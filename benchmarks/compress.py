@@ -1,0 +1,345 @@
+"""Compression of sentence encoders: size, latency and what is lost, against other ways to the same size.
+
+    python benchmarks/compress.py --model FOLDER --data GLUE_FOLDER [--calibration STS-B|SST-2] [--out FILE]
+    python benchmarks/compress.py --quick
+
+The model is a BERT-like sentence encoder (mean of the last hidden states). Calibration sees 2,000 sentences of the
+train split without their scores; STS-B dev (Spearman correlation of cosines with the scores, times 100) is looked at
+once for each row. Latency is that of 32 sequences of 64 tokens, original and rival in turn, as a ratio of medians.
+--quick makes a small model and random tokens itself, and says nothing about any of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import csv
+import gzip
+import io
+import random
+import resource
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+
+from snnk.experiments.records import Results, Row
+from snnk.hf import compress_, find_ffns, plan, replace_
+from snnk.hf.architectures import observe
+
+TARGETS = {0.5: (86.7, 0.945), 0.25: (86.5, 0.885), 0.125: (85.9, 0.83)}  # Spearman and cosine, MiniLM, STS-B
+INPUTS = ("input_ids", "attention_mask")
+Batch = dict[str, Tensor]
+Forward = Callable[[Batch], Tensor]
+
+
+@dataclass(frozen=True)
+class Config:
+    model: str = ""
+    calibration: str = "STS-B"
+    sentences: int = 2000
+    keeps: tuple[float, ...] = (0.5, 0.25, 0.125)
+    rounds: int = 15
+    threads: int = 2
+    seed: int = 0
+
+
+@dataclass
+class Task:
+    """Batches to calibrate on; pairs of sentences as batches of 2n rows, first and second in turn; their scores."""
+
+    calibration: list[Batch]
+    pairs: list[Batch]
+    scores: list[float]
+
+
+def read(folder: Path, name: str, split: str) -> list[list[str]]:
+    with gzip.open(folder / name / f"{split}.tsv.gz", "rt", encoding="utf8") as file:
+        return list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
+
+
+def load(args: argparse.Namespace, config: Config) -> tuple[Any, Task]:
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+
+    def encode(texts: list[str], size: int) -> list[Batch]:
+        parts = [texts[i : i + size] for i in range(0, len(texts), size)]
+        return [dict(tokenizer(p, padding=True, truncation=True, max_length=128, return_tensors="pt")) for p in parts]
+
+    rows = read(args.data, config.calibration, "train")
+    texts = [t for row in rows for t in (row[7:9] if config.calibration == "STS-B" else row[:1])]
+    texts = sorted({t for t in texts if len(t.split()) > 4})
+    random.Random(config.seed).shuffle(texts)
+    batches = encode(sorted(texts[: config.sentences], key=len), 32)
+    random.Random(config.seed).shuffle(batches)  # so that the held-out batches are of all lengths
+    dev = read(args.data, "STS-B", "dev")
+    pairs = encode([t for row in dev for t in row[7:9]], 64)
+    return AutoModel.from_pretrained(args.model).eval(), Task(batches, pairs, [float(row[9]) for row in dev])
+
+
+def make(config: Config) -> tuple[Any, Task]:
+    """A small model and random tokens."""
+    generator = torch.Generator().manual_seed(config.seed)
+    sizes: Any = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = BertModel(BertConfig(vocab_size=100, **sizes)).eval()
+
+    def batches(count: int) -> list[Batch]:
+        ids = [torch.randint(100, (32, 12), generator=generator) for _ in range(count)]
+        return [{"input_ids": x, "attention_mask": torch.ones_like(x)} for x in ids]
+
+    return model, Task(batches(12), batches(2), torch.rand(32, generator=generator).tolist())
+
+
+@torch.no_grad()
+def embed(forward: Forward, batches: list[Batch]) -> Tensor:
+    """Unit vectors, (n, d)."""
+    found = []
+    for batch in batches:
+        mask = batch["attention_mask"][..., None]
+        found.append(F.normalize((forward(batch) * mask).sum(1) / mask.sum(1), dim=1))
+    return torch.cat(found)
+
+
+def torch_forward(model: Any) -> Forward:
+    return lambda batch: model(**batch).last_hidden_state
+
+
+def size_of(model: Any) -> tuple[int, float]:
+    """Parameters, and MB of what torch.save writes of them: int8 layers pack theirs away from parameters()."""
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    return sum(p.numel() for p in model.parameters()), len(buffer.getbuffer()) / 1e6
+
+
+# Rivals: each takes a copy of the model and changes it in place
+
+
+def low_rank(model: Any, task: Task, keep: float) -> None:
+    """Both matrices of a block as products of rank r, least squared error on the inputs that they see."""
+    ffns = find_ffns(model)
+    moments: dict[str, list[Tensor]] = {
+        f.name: [torch.zeros(k, k, dtype=torch.float64) for k in (f.in_features, f.width)] for f in ffns
+    }
+
+    def add(ffn: Any, seen: Any) -> None:
+        mask = batch["attention_mask"].bool()
+        x = seen.inputs[mask]
+        for total, z in zip(moments[ffn.name], (x, ffn.hidden(x)), strict=True):
+            total += (z.T @ z).double()
+
+    with torch.no_grad(), observe(ffns, add):
+        for batch in task.calibration:
+            model(**batch)
+    for ffn in ffns:
+        d, w = ffn.in_features, ffn.width
+        rank = max(1, round(keep * d * w / (d + w)))
+        for which, moment in zip(("up", "down"), moments[ffn.name], strict=True):
+            path = getattr(ffn.row, which)
+            parent, name = ffn.block.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
+            setattr(parent, name, factored(getattr(parent, name), moment, rank))
+
+
+@torch.no_grad()
+def factored(layer: Any, moment: Tensor, rank: int) -> nn.Module:
+    """W ~ U U^T W, U the leading directions of the layer's own outputs W x."""
+    weight = layer.weight.double()
+    directions = torch.linalg.eigh(weight @ moment @ weight.T)[1][:, -rank:]
+    first, second = nn.Linear(weight.shape[1], rank, bias=False), nn.Linear(rank, weight.shape[0])
+    first.weight.copy_(directions.T @ weight)
+    second.weight.copy_(directions)
+    second.bias.copy_(layer.bias)
+    return nn.Sequential(first, second)
+
+
+def prune(model: Any, task: Task, keep: float) -> None:
+    """The neurons of largest |output column| times root mean square activation, as they are."""
+    ffns = find_ffns(model)
+    power: dict[str, Any] = {f.name: 0.0 for f in ffns}
+
+    def add(ffn: Any, seen: Any) -> None:
+        power[ffn.name] = power[ffn.name] + ffn.hidden(seen.inputs[batch["attention_mask"].bool()]).square().sum(0)
+
+    with torch.no_grad(), observe(ffns, add):
+        for batch in task.calibration:
+            model(**batch)
+    for ffn in ffns:
+        score = ffn.down_weight().square().sum(0) * power[ffn.name]
+        count = round(keep * ffn.width)
+        replace_(ffn, "atoms", count).copy_rows_(score.topk(count).indices.sort().values)
+
+
+def drop_layers(model: Any, task: Task, keep: float) -> None:
+    """The last whole layers, attention and all, as many as give at least the size that `keep` of the blocks would."""
+    layers = model.encoder.layer
+    blocks = sum(f.parameters for f in find_ffns(model))
+    each = sum(p.numel() for p in layers[0].parameters())
+    del layers[len(layers) - max(1, round((1 - keep) * blocks / each)) :]
+
+
+def ours(model: Any, task: Task, keep: float, **options: Any) -> None:
+    features = options.pop("features", "atoms")
+    batches = task.calibration if options.pop("joint", False) else None
+    compress_(model, plan(model, keep=keep, features=features, batches=batches), task.calibration, **options)
+
+
+def int8(model: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that this is to move to torchao
+        return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+
+
+def onnx(model: Any, batch: Batch, folder: Path, *, quantized: bool) -> tuple[Forward, float]:
+    """The model in onnxruntime: a forward function, and MB of its file."""
+    import logging
+
+    import onnxruntime
+    from onnxruntime.quantization import quantize_dynamic
+
+    logging.disable(logging.WARNING)
+    path, small = folder / "model.onnx", folder / "int8.onnx"
+    example = tuple(batch[name] for name in INPUTS)
+    dynamic = tuple({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in INPUTS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            Last(model),
+            example,
+            path,
+            input_names=list(INPUTS),
+            dynamic_shapes=dynamic,
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+    if quantized:
+        quantize_dynamic(path, small)
+        path = small
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(str(path), options)
+    logging.disable(logging.NOTSET)
+
+    def forward(batch: Batch) -> Tensor:
+        return torch.from_numpy(session.run(None, {name: batch[name].numpy() for name in INPUTS})[0])
+
+    return forward, path.stat().st_size / 1e6
+
+
+class Last(nn.Module):
+    """A model that returns its last hidden states only."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+
+def latency(original: Forward, rival: Forward, batch: Batch, rounds: int) -> float:
+    """Median time of the rival over that of the original, taking turns."""
+    times: tuple[list[float], list[float]] = ([], [])
+    with torch.no_grad():
+        for turn in range(rounds + 1):
+            for who in (turn % 2, 1 - turn % 2):
+                start = time.perf_counter()
+                (original, rival)[who](batch)
+                times[who].append(time.perf_counter() - start)
+    return statistics.median(times[1][1:]) / statistics.median(times[0][1:])
+
+
+def contenders(config: Config) -> Iterator[tuple[str, float, Callable[[Any, Task, float], None], bool]]:
+    """(name, keep, what it does to a copy of the model, whether int8 versions of it are measured too)."""
+    yield "original", 1.0, lambda model, task, keep: None, True
+    for keep in config.keeps:
+        yield "snnk", keep, ours, True
+    for keep in config.keeps:
+        yield "snnk, closed form only", keep, lambda m, t, k: ours(m, t, k, refine=0), False
+        yield "snnk, counts chosen jointly", keep, lambda m, t, k: ours(m, t, k, joint=True), False
+        yield "random relu features, fitted", keep, lambda m, t, k: ours(m, t, k, features="relu"), False
+        yield "activation-aware low rank", keep, low_rank, False
+        yield "neuron pruning without refit", keep, prune, False
+        yield "dropping layers", keep, drop_layers, False
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a small model made here")
+    parser.add_argument("--model", type=Path, help="folder of a sentence encoder")
+    parser.add_argument("--data", type=Path, help="folder with STS-B and SST-2 as .tsv.gz")
+    parser.add_argument("--calibration", choices=["STS-B", "SST-2"], default="STS-B")
+    parser.add_argument("--keeps", default="0.5,0.25,0.125")
+    parser.add_argument("--only", default="", help="contenders whose name starts so")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/compress.json"))
+    args = parser.parse_args()
+    if not args.quick and not (args.model and args.data):
+        parser.error("name --model and --data, or --quick for a model made here")
+    keeps = tuple(float(k) for k in args.keeps.split(","))
+    config = Config(args.model.name if args.model else "quick", args.calibration, keeps=keeps)
+    if args.quick:
+        config = Config("quick", rounds=2, keeps=(0.5,))
+    torch.set_num_threads(config.threads)
+    original, task = make(config) if args.quick else load(args, config)
+    results = Results(args.out, config)
+    vectors = embed(torch_forward(original), task.pairs)
+    timed = {key: torch.ones(32, 64, dtype=torch.int64) for key in task.calibration[0]}
+    missed = False
+
+    def measure(name: str, keep: float, forward: Forward, numbers: int, mb: float, spent: float) -> Row:
+        found = embed(forward, task.pairs)
+        cosines = (found[::2] * found[1::2]).sum(1).numpy()
+        row = results.add(
+            {
+                "contender": name,
+                "keep": keep,
+                "parameters": numbers,
+                "stored_MB": mb,
+                "latency_ratio": latency(torch_forward(original), forward, timed, config.rounds),
+                "spearman": 100 * float(spearmanr(cosines, task.scores)[0]),
+                "cosine": float((found * vectors).sum(1).mean()),
+                "minutes": spent / 60,
+                "peak_GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+                "seed": config.seed,
+            }
+        )
+        sys.stdout.write(
+            f"{name}, keep {keep}: {row['parameters'] / 1e6:.1f} M parameters, {row['stored_MB']:.1f} MB, "
+            f"latency {row['latency_ratio']:.2f}, Spearman {row['spearman']:.2f}, cosine {row['cosine']:.4f}, "
+            f"{row['minutes']:.1f} min\n"
+        )
+        sys.stdout.flush()
+        return row
+
+    for name, keep, change, small in contenders(config):
+        if not name.startswith(args.only) or results.find(contender=name, keep=keep):
+            continue
+        model, start = copy.deepcopy(original), time.perf_counter()
+        change(model, task, keep)
+        spent = time.perf_counter() - start
+        numbers, mb = size_of(model)
+        row = measure(name, keep, torch_forward(model), numbers, mb, spent)
+        if name == "snnk" and config.model == "minilm" and config.calibration == "STS-B" and keep in TARGETS:
+            missed |= row["spearman"] < TARGETS[keep][0] or row["cosine"] < TARGETS[keep][1]
+        if small:
+            with tempfile.TemporaryDirectory() as folder:
+                packed = int8(copy.deepcopy(model))
+                measure(f"{name} + int8 (torch)", keep, torch_forward(packed), numbers, size_of(packed)[1], spent)
+                for quantized, label in ((False, "onnxruntime"), (True, "int8 (onnxruntime)")):
+                    if quantized or name == "original":
+                        run, mb = onnx(model, task.pairs[0], Path(folder), quantized=quantized)
+                        measure(f"{name} + {label}", keep, run, numbers, mb, spent)
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
