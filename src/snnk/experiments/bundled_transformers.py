@@ -72,22 +72,6 @@ def _build(name: str, config: Config) -> tuple[Any, dict[str, Any]]:
         return vit, {"pixel_values": torch.zeros(config.images, 3, 224, 224)}
 
 
-def _replace(ffn: Any, form: str, num_features: int) -> None:
-    """The paper's layer in the place of a block: bundled for inference, followed by the old W2 in training."""
-    from torch import nn
-
-    from snnk.hf import replace_
-    from snnk.layers import SNNKLinear
-
-    if form == "inference":
-        replace_(ffn, "relu", num_features)
-        return
-    layer = SNNKLinear(ffn.in_features, ffn.width, num_features, "relu", device="meta")
-    for path, module in ((ffn.row.up, layer), (ffn.row.activation, nn.Identity())):
-        parent, _, name = path.rpartition(".")
-        setattr(ffn.block.get_submodule(parent), name, module)
-
-
 def _numbers(model: Any) -> int:
     """What a state dict stores, the fixed projection of a feature map included."""
     from snnk.hf.audit import stored
@@ -110,7 +94,7 @@ def _as_one_object(model: Any, ffns: list[Any], k: int) -> int:
 def run(config: Config, results: Results) -> Iterator[Row]:
     """One row for each model, form and k."""
     try:
-        from snnk.hf import find_ffns
+        from snnk.hf import find_ffns, replace_, replace_ffn_
         from snnk.hf.audit import multiply_adds
     except ImportError as error:
         raise ImportError(f"this experiment needs {error.name}: pip install 'snnk[hf]'") from None
@@ -121,7 +105,10 @@ def run(config: Config, results: Results) -> Iterator[Row]:
             done = 0
             for k in config.replaced:
                 for ffn in ffns[len(ffns) - k : len(ffns) - done]:
-                    _replace(ffn, form, config.num_features)
+                    if form == "inference":  # bundled with W2
+                        replace_(ffn, "relu", config.num_features)
+                    else:
+                        replace_ffn_(model, [ffn.index], num_features=config.num_features)
                 done = k
                 row = results.find(model=name, form=form, replaced=k)
                 if row is None:

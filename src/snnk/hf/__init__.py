@@ -8,6 +8,7 @@ from snnk.hf.blocks import KINDS, Replacement, SNNKQuantizationConfig, replace_
 from snnk.hf.compress import BlockReport, Report, compress_
 from snnk.hf.io import register
 from snnk.hf.plan import BlockPlan, Plan, plan
+from snnk.hf.uptrain import bundle_, replace_ffn_
 
 register()
 
@@ -23,10 +24,12 @@ __all__ = [
     "Replacement",
     "Report",
     "SNNKQuantizationConfig",
+    "bundle_",
     "compress_",
     "find_ffns",
     "observe",
     "plan",
     "register",
     "replace_",
+    "replace_ffn_",
 ]

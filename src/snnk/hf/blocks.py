@@ -166,7 +166,7 @@ class Replacement:
     def restore_(self) -> None:
         """Put the old modules back."""
         for path, module in self.original["slots"].items():
-            _set(self.ffn.block, path, module)
+            set_slot(self.ffn.block, path, module)
         _mark(self.ffn, self.original["entry"])
 
 
@@ -257,14 +257,14 @@ def _swap(ffn: FFN, entry: dict[str, Any], feature_map: FeatureMap | None, place
         parent = row.up.rpartition(".")[0]
         paths = {parent: ffn.block.get_submodule(parent)}
         both = {path.rpartition(".")[2]: module for path, module in ((row.up, up), (row.down, down))}
-        _set(ffn.block, parent, nn.Sequential(OrderedDict(both)))
+        set_slot(ffn.block, parent, nn.Sequential(OrderedDict(both)))
     else:
-        _set(ffn.block, row.up, up)
-        _set(ffn.block, row.down, down)
+        set_slot(ffn.block, row.up, up)
+        set_slot(ffn.block, row.down, down)
         if row.gate is not None:
-            _set(ffn.block, row.gate, gate)
+            set_slot(ffn.block, row.gate, gate)
         if kind != "atoms":
-            _set(ffn.block, row.activation, nn.Identity())
+            set_slot(ffn.block, row.activation, nn.Identity())
     ffn.block.train(ffn.block.training)
     return Replacement(ffn, kind, up, down, gate, feature_map, {**slots, "slots": paths, "entry": old_entry})
 
@@ -278,7 +278,8 @@ def _zeros(in_features: int, out_features: int, bias: bool, place: dict[str, Any
     return layer
 
 
-def _set(block: nn.Module, path: str, module: Any) -> None:
+def set_slot(block: nn.Module, path: str, module: Any) -> None:
+    """Put a module, or a function, at a dotted name below a layer."""
     parent, _, name = path.rpartition(".")
     owner = block.get_submodule(parent)
     if name in owner._modules and not isinstance(module, nn.Module):

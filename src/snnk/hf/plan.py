@@ -133,7 +133,7 @@ def plan(
         [('atoms', 768), ('atoms', 768)]
     """
     _checks.choose(features, FEATURES, "features")
-    ffns = _chosen(find_ffns(model), layers)
+    ffns = choose_layers(find_ffns(model), layers)
     replaced = [ffn.name for ffn in ffns if ffn.kind not in (KEPT, "atoms")]
     if replaced:
         raise ValueError(f"{', '.join(replaced)} were replaced already; start from the original model")
@@ -258,7 +258,8 @@ def make_map(ffn: FFN, kind: str, count: int, *, seed: int = 0, device: Any = No
     return ProjectedURF(ffn.in_features, count, "gelu", on_error="ignore", seed=seed, device=device)
 
 
-def _chosen(ffns: list[FFN], layers: str | Iterable[int]) -> list[FFN]:
+def choose_layers(ffns: list[FFN], layers: str | Iterable[int]) -> list[FFN]:
+    """All, the last k ("top-k"), or those of these numbers."""
     if layers == "all":
         return ffns
     if isinstance(layers, str):
