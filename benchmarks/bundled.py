@@ -22,7 +22,7 @@ from transformers import BertConfig, BertModel
 
 from snnk.experiments.records import Results
 from snnk.hf import bundle_, replace_ffn_
-from snnk.hf.audit import multiply_adds
+from snnk.hf.counting import multiply_adds
 
 PART, PAPER = 0.95, 1.375  # of the multiply-adds' ratio; the paper's measured ratio
 

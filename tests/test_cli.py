@@ -56,11 +56,6 @@ def test_estimate_writes_rows_and_picture(capsys, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"estimate.json", "estimate.png"}
 
 
-def test_demo(capsys, tmp_path):
-    code, out, _ = run(capsys, "demo", "--out", str(tmp_path))
-    assert code == 0 and "sin(w.x + 0.5)" in out and (tmp_path / "estimate.png").exists()
-
-
 def test_reproduce_pointwise(capsys, tmp_path):
     code, out, _ = run(capsys, "reproduce", "pointwise", "--quick", "--out", str(tmp_path))
     assert code == 0 and "claims" in out

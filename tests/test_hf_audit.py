@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from test_hf_architectures import IMAGES, ROWS, TEXT, WIDTH, D, make, replaced
 from torch import nn
 
-from snnk.hf.audit import audit, multiply_adds, stored
+from snnk.hf.audit import audit
+from snnk.hf.counting import multiply_adds, stored
 
 TIED = [
     ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),

@@ -20,6 +20,7 @@ LEVELS = [
     {"stream"},
     {"estimators", "peft", "hf"},
     {"experiments"},
+    {"_cli_compress", "_cli_demo"},
     {"cli"},
 ]
 
@@ -68,6 +69,16 @@ def test_importing_snnk_is_light():
     heavy = "transformers,peft,sklearn,matplotlib,typer,rich,accelerate,pyarrow,pandas"
     done = subprocess.run([sys.executable, "-c", code, heavy], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_help_does_not_import_transformers():
+    code = (
+        "import sys, snnk.cli\n"
+        "try:\n    snnk.cli.main(['compress', '--help'])\n"
+        "except SystemExit as stop:\n    sys.exit(stop.code or 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "--calibration" in done.stdout, done.stderr
 
 
 def test_public_names():

@@ -106,7 +106,7 @@ def test_dataloader(tmp_path):
         accumulate(fm, [])
 
 
-def run_fit(source, out, *args, workers=1, wait=True):
+def run_fit(source, out, *args, workers=1, wait=True, double=True):
     """The command in processes of its own."""
     launch = [sys.executable, "-m", "snnk.cli"]
     if workers > 1:
@@ -119,7 +119,8 @@ def run_fit(source, out, *args, workers=1, wait=True):
             "-m",
             "snnk.cli",
         ]
-    options = ["fit", str(source), "--target", "y", "--features", "64", "--lam", "0.01", "--double", "--out", str(out)]
+    options = ["fit", str(source), "--target", "y", "--features", "64", "--lam", "0.01", "--out", str(out)]
+    options += ["--double"] * double
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [*launch, *options, *args], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -155,7 +156,7 @@ def test_killed_and_started_again(tmp_path):
         if (out / "model.json").exists():
             break
         counted.append(
-            sum(len(json.loads(RidgeStats.load(p).note)) for p in out.glob(".checkpoint/part-*.safetensors"))
+            sum(len(json.loads(RidgeStats.load(p).note)["blocks"]) for p in out.glob(".checkpoint/part-*.safetensors"))
         )
     assert counted and counted == sorted(counted) and 0 < counted[0] < 300
     if not (out / "model.json").exists():
@@ -169,7 +170,7 @@ def test_checkpoint_of_another_configuration(parquet, tmp_path):
     """Refused once rows are counted, also for a table rewritten in place; before that it is begun anew."""
 
     def stop(what, rows, total):
-        if rows > when:
+        if rows > when and (when < 0 or what == "fitting"):
             raise KeyboardInterrupt
 
     def interrupted(config):
@@ -210,6 +211,142 @@ def test_checkpoint_of_another_configuration(parquet, tmp_path):
 def test_bad_configurations(wrong, message):
     with pytest.raises(ValueError, match=message):
         FitConfig("y", **wrong)
+
+
+def predictions(folder, source):
+    return np.concatenate([p for p, _ in TableModel.load(folder).predict(source)])
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_do_not_change_float32_results_either(parquet, tmp_path, workers):
+    """Products within blocks are rounded to float32, but about one origin and for the same rows, whoever makes them."""
+    fit(parquet, tmp_path / "one", replace(CONFIG, block_dtype="float32"))
+    run_fit(parquet, tmp_path / "many", double=False, workers=workers)
+    one, many = (predictions(tmp_path / name, parquet) for name in ("one", "many"))
+    np.testing.assert_allclose(one, many, rtol=0, atol=1e-10)
+    assert (weights(tmp_path / "one") - weights(tmp_path / "many")).abs().max() <= 1e-9
+
+
+def test_restarts_do_not_change_float32_results_either(parquet, tmp_path):
+    config = replace(CONFIG, block_dtype="float32")
+    fit(parquet, tmp_path / "calm", config)
+
+    for count in (500, 1500, 2300):
+        with pytest.raises(KeyboardInterrupt):
+            fit(parquet, tmp_path / "m", config, checkpoint_seconds=0, progress=_after(count))
+    shown = []
+    fit(parquet, tmp_path / "m", config, progress=lambda what, rows, total: shown.append((rows, total)))
+    assert shown[-1] == (3000, 3000)  # rows of earlier runs count as done
+    calm, killed = (predictions(tmp_path / name, parquet) for name in ("calm", "m"))
+    np.testing.assert_allclose(calm, killed, rtol=0, atol=1e-10)
+
+
+def test_parts_of_another_configuration_are_never_added(parquet, tmp_path):
+    """A folder of a machine that is not shared keeps parts that the first worker's clean-up does not reach."""
+    with pytest.raises(KeyboardInterrupt):
+        fit(parquet, tmp_path / "m", CONFIG, checkpoint_seconds=0, progress=_after(1000))
+    (tmp_path / "m" / ".checkpoint" / "columns.json").unlink()
+    with pytest.raises(ValueError, match="checkpoint of another configuration or table"):
+        fit(parquet, tmp_path / "m", replace(CONFIG, seed=5))
+
+
+def _after(count):
+    def stop(what, rows, total):
+        if what == "fitting" and rows > count:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def test_two_runs_in_one_folder(parquet, tmp_path):
+    with pytest.raises(ValueError, match="another run is writing to"):
+        fit(parquet, tmp_path / "m", CONFIG, progress=lambda *_: fit(parquet, tmp_path / "m", CONFIG))
+    fit(parquet, tmp_path / "m", CONFIG)
+
+
+@pytest.mark.parametrize("feature_map", ["fourier", "relu"])
+def test_columns_with_large_offsets_or_no_spread(feature_map, tmp_path):
+    """They take nothing from the other columns: seconds since 1970, and a constant that is no binary fraction."""
+    t = make_table(2000)
+    pq.write_table(t, tmp_path / "plain.parquet")
+    shifted = t.set_column(0, "x0", pa.array(t["x0"].to_numpy() + 1.7e9)).append_column(
+        "c", pa.array(np.full(2000, 0.1))
+    )
+    pq.write_table(shifted, tmp_path / "shifted.parquet")
+    scores = []
+    for name in ("plain", "shifted"):
+        report = fit(tmp_path / f"{name}.parquet", tmp_path / name, FitConfig("y", 256, feature_map))
+        scores.append(report["score"])
+    assert scores[1] < 1.3 * scores[0]
+    constant = TableModel.load(tmp_path / "shifted").columns.inputs[-1]
+    assert constant.scale == 1 and abs(constant.mean - 0.1) < 1e-6
+
+
+def test_targets_far_from_zero(tmp_path):
+    t = make_table(2000)
+    far = t.set_column(5, "y", pa.array(t["y"].to_numpy() + 1e9))
+    found = []
+    for name, table in (("near", t), ("far", far)):
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+        report = fit(tmp_path / f"{name}.parquet", tmp_path / name, FitConfig("y", 128))
+        _, score, _ = TableModel.load(tmp_path / name).write_predictions(
+            tmp_path / f"{name}.parquet", tmp_path / f"{name}.csv"
+        )
+        found.append((report["score"], score["R2"]))
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+
+
+def test_the_first_bad_value_is_named_by_its_place(tmp_path):
+    a, b = np.zeros(150_000), np.zeros(150_000)
+    a[140_000], b[130_000] = np.nan, np.inf
+    pq.write_table(pa.table({"a": a, "b": b, "y": a * 0 + 1}), tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"a: 1, b: 1, y: 1\), the first at row 130000 of t.parquet\[0\], column 'b'"):
+        fit(tmp_path / "t.parquet", tmp_path / "m", CONFIG)
+
+
+def test_empty_cells_of_a_csv_are_missing(tmp_path):
+    lines = ["a,k,y", *(f"{i},{'red' if i % 2 else 'blue'},{i % 7}.5" for i in range(100)), "1,,2.5"]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match=r"\(k: 1\), the first at row 100 of t.csv"):
+        fit(tmp_path / "t.csv", tmp_path / "m", CONFIG)
+    report = fit(tmp_path / "t.csv", tmp_path / "m", replace(CONFIG, missing="drop"))
+    assert report["rows"] == 100 and TableModel.load(tmp_path / "m").columns.inputs[1].categories == ("blue", "red")
+
+
+def test_files_of_a_folder_must_be_alike(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    pq.write_table(pa.table({"a": [1, 2], "y": [0.5, 1.5]}), folder / "1.parquet")
+    pq.write_table(pa.table({"a": [1.5, 2.5], "y": [0.5, 1.5]}), folder / "2.parquet")
+    with pytest.raises(
+        ValueError, match=r"column 'a' is int64 in 1.parquet and double in 2.parquet; make the files alike"
+    ):
+        fit(folder, tmp_path / "m", CONFIG)
+    pq.write_table(pa.table({"a": [1, 2], "b": [1, 2], "y": [0.5, 1.5]}), folder / "2.parquet")
+    with pytest.raises(ValueError, match=r"column 'b' is absent in 1.parquet and int64 in 2.parquet"):
+        fit(folder, tmp_path / "m", CONFIG)
+
+
+def test_prediction_tables(parquet, tmp_path):
+    """Another order of columns, categories never seen, NaN among labels and inputs."""
+    rng = np.random.default_rng(0)
+    a, kind = rng.normal(size=1000), rng.choice(["x", "z"], 1000)
+    y = (a > 0).astype(float)
+    pq.write_table(pa.table({"a": a, "k": kind, "y": y}), tmp_path / "t.parquet")
+    fit(tmp_path / "t.parquet", tmp_path / "m", FitConfig("y", 64))
+    model = TableModel.load(tmp_path / "m")
+    y[::2], kind[:30] = np.nan, "new"
+    pq.write_table(pa.table({"y": y, "k": kind, "a": a}), tmp_path / "p.parquet")
+    count, score, unseen = model.write_predictions(tmp_path / "p.parquet", tmp_path / "p.csv")
+    assert count == 1000 and score["accuracy"] > 0.95 and unseen == {"k": 30}
+    a[5] = np.nan
+    pq.write_table(pa.table({"k": kind, "a": a}), tmp_path / "q.parquet")
+    with pytest.raises(ValueError, match=r"a: 1\), the first at row 5"):
+        model.write_predictions(tmp_path / "q.parquet", tmp_path / "q.csv")
+    count, score, _ = model.with_missing("drop").write_predictions(tmp_path / "q.parquet", tmp_path / "q.csv")
+    assert count == 999 and score == {} and (tmp_path / "q.csv").read_text().split("\n")[6] == '""'
+    with pytest.raises(ValueError, match=r"there is no folder .*no for p.csv"):
+        model.write_predictions(parquet, tmp_path / "no" / "p.csv")
 
 
 def test_unwritable_folder(parquet, tmp_path):
@@ -260,6 +397,12 @@ def test_bad_tables(parquet, tmp_path):
         fit(tmp_path / "cut.parquet", out, CONFIG)
     assert not out.exists()
     pq.write_table(pa.table({"t": pa.array([0, 1], pa.timestamp("s")), "y": [0.0, 1.0]}), tmp_path / "time.parquet")
+    with pytest.raises(ValueError, match="the target 'y' cannot be left out with drop"):
+        fit(parquet, out, FitConfig("y", drop=("y",)))
+    one = make_table(50).set_column(5, "y", pa.array(["same"] * 50))
+    pq.write_table(one, tmp_path / "one.parquet")
+    with pytest.raises(ValueError, match="'y' has one class only, same"):
+        fit(tmp_path / "one.parquet", tmp_path / "m2", CONFIG)
     with pytest.raises(ValueError, match=r"column 't' is timestamp\[.*neither a number nor a category"):
         fit(tmp_path / "time.parquet", out, CONFIG)
     pq.write_table(make_table(0), tmp_path / "none.parquet")

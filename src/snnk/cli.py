@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable
@@ -23,7 +25,7 @@ from snnk import _checks, stream
 from snnk.activations import ACTIVATIONS
 from snnk.experiments import EXPERIMENTS, estimate
 from snnk.experiments.records import Results, save_figure
-from snnk.models import MAPS, FitConfig, TableModel
+from snnk.models import MAPS, FitConfig, TableModel, write_json
 
 # the base of all usage errors, by way of a public name: typer has used its own copy of click since 0.2x
 UserError: type[Any] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -187,13 +189,21 @@ def fit_command(
     )
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn())
     first = os.environ.get("RANK", "0") == "0"  # of a torchrun cluster, only one talks
-    start = time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not first) as bar:
         task_id = bar.add_task("starting", total=None, speed="")
 
+        begun: dict[str, tuple[float, int]] = {}  # when each part of the work began, and with how many rows done before
+
         def show(what: str, rows: int, total: int) -> None:
-            speed = f"{rows:,} rows, {rows / max(time.monotonic() - start, 1e-9):,.0f} rows/s" if rows else ""
-            bar.update(task_id, description=what, completed=rows, total=total or None, speed=speed)
+            since, before = begun.setdefault(what, (time.monotonic(), rows))
+            rate = (rows - before) / max(time.monotonic() - since, 1e-9)
+            bar.update(
+                task_id,
+                description=what,
+                completed=rows,
+                total=total or None,
+                speed=f"{rows:,} rows, {rate:,.0f} rows/s" if rows > before else "",
+            )
 
         report = stream.fit(data, out, config, checkpoint_seconds=checkpoint_seconds, progress=show)
     if first:
@@ -215,21 +225,144 @@ def predict(
     model: Annotated[Path, typer.Argument(help="Folder that snnk fit wrote.")],
     data: Annotated[Path, typer.Argument(help="Parquet, CSV or Arrow file, or a folder of them.")],
     out: Annotated[Path, typer.Option(help="CSV file for the predictions, one a row; empty where a row was dropped.")],
+    missing: Annotated[str, typer.Option(help="Missing values: raise, drop or mean; default: as in the fit.")] = "",
 ) -> None:
     """Predictions of a fitted model for a table; with the target among its columns, their accuracy or R2 too."""
     if out.exists():
         raise ValueError(f"{out} exists already; name another file")
     loaded = TableModel.load(model)
-    count, score = loaded.write_predictions(data, out)
+    count, score, unseen = (loaded.with_missing(missing) if missing else loaded).write_predictions(data, out)
     told = "".join(f", {name} {value:.4f}" for name, value in score.items())
     console.print(f"{count:,} predictions{told}", highlight=False)
+    for name, number in unseen.items():
+        console.print(f"{name}: {number:,} values not seen in training, taken for none", highlight=False)
     _wrote(out)
 
 
+@app.command(epilog="Example: snnk compress my-model --calibration sentences.txt --keep 0.25 --out my-model-small")
+def compress(
+    model: Annotated[str, typer.Argument(help="Folder of a Hugging Face model, or its name on the hub.")],
+    calibration: Annotated[
+        Path,
+        typer.Option(help="Unlabelled inputs: lines of text, .jsonl, .csv, .tsv, .parquet, or a folder of images."),
+    ],
+    out: Annotated[Path, typer.Option(help="New folder for the compressed model and its report.")],
+    keep: Annotated[
+        float | None, typer.Option(help="Part of the blocks' parameters to keep; 0.25 if no target is given.")
+    ] = None,
+    target_size: Annotated[str | None, typer.Option(help="Of the whole model, such as 200MB.")] = None,
+    target_speedup: Annotated[float | None, typer.Option(help="Times fewer multiply-adds, such as 1.5.")] = None,
+    layers: Annotated[str, typer.Option(help="all, top-6 (the last six), or numbers with commas.")] = "all",
+    features: Annotated[str, typer.Option(help="atoms (the model's own neurons), relu or cos (random).")] = "atoms",
+    plan: Annotated[Path | None, typer.Option(help="A plan.json, instead of the options above.")] = None,
+    joint: Annotated[
+        bool, typer.Option("--joint", help="Choose counts of all blocks together, from the data.")
+    ] = False,
+    refine: Annotated[int, typer.Option(help="Steps by which atoms are moved; 0 for closed form only.", min=0)] = 120,
+    recover: Annotated[int, typer.Option(help="Steps of distillation afterwards.", min=0)] = 0,
+    max_error: Annotated[
+        float | None, typer.Option(help="A block with a larger held-out error stays as it was.")
+    ] = None,
+    column: Annotated[str | None, typer.Option(help="Of the texts; else the first with strings.")] = None,
+    max_length: Annotated[int, typer.Option(help="Tokens of one text.", min=1)] = 128,
+    seed: Seed = 0,
+) -> None:
+    """Replace feed-forward blocks of a Hugging Face model by fewer features: no labels, no GPU, minutes."""
+    _compress(
+        model,
+        calibration,
+        out,
+        keep=keep,
+        target_size=target_size,
+        target_speedup=target_speedup,
+        layers=layers,
+        features=features,
+        plan=None if plan is None else str(plan),
+        joint=joint,
+        refine=refine,
+        recover=recover,
+        max_error=max_error,
+        column=column,
+        max_length=max_length,
+        seed=seed,
+    )
+
+
+def _compress(model: str, calibration: Path, out: Path, **settings: Any) -> None:
+    if out.exists():
+        raise FileExistsError(f"--out {out} exists already; name a folder that does not")  # before seconds of imports
+    _needs_transformers()
+    from snnk._cli_compress import Settings, compress_folder
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} blocks"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("loading", total=None)
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        found = compress_folder(model, calibration, out, Settings(**settings), say=_say, progress=show)
+    size, speed = found["bytes"], found["latency"]
+    each = 1e3 / speed["batches"]
+    rows = [
+        {"what": "stored MB", "before": size["original"] / 1e6, "after": size["compressed"] / 1e6},
+        {
+            "what": "milliseconds, batch",
+            "before": each * speed["original_seconds"],
+            "after": each * speed["compressed_seconds"],
+        },
+        {"what": "times as fast", "before": 1.0, "after": speed["speedup"]},
+        *({"what": name, "before": None, "after": value} for name, value in found["agreement"].items()),
+    ]
+    console.print(_table(found["base_model"], {"what": "", "before": "original", "after": "compressed"}, rows))
+    _wrote(out, out / "report.html")
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _needs_transformers() -> None:
+    if importlib.util.find_spec("transformers") is None:
+        raise ValueError("this command needs transformers; install it with: pip install 'snnk[cli,hf]'")
+
+
+@app.command(epilog="Example: snnk audit my-model-small --original my-model")
+def audit(
+    folder: Annotated[Path, typer.Argument(help="Folder of a model, compressed or not.")],
+    original: Annotated[Path | None, typer.Option(help="Folder of a model to compare with.")] = None,
+    latency: Annotated[bool, typer.Option("--latency", help="Measure it too, in turns with the original's.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="New file for the figures.")] = None,
+) -> None:
+    """What a model really stores and costs: bytes, tied tensors, dtypes, multiply-adds, latency."""
+    if json_file is not None and json_file.exists():
+        raise FileExistsError(f"{json_file} exists already; name another file")
+    _needs_transformers()
+    from snnk.hf.audit import audit as run
+
+    found = run(folder, original, latency=latency)
+    _say(str(found))
+    if json_file is not None:
+        write_json(json_file, found.to_dict())
+        _wrote(json_file)
+
+
 @app.command(epilog="Example: snnk demo --out demo")
-def demo(out: Out = Path("demo")) -> None:
-    """Estimate the paper's sine layer with few features: a table and a picture, in a few seconds."""
-    _estimate(estimate.Config(draws=10, features=(16, 64, 256, 1024)), out)
+def demo(out: Annotated[Path, typer.Option(help="Folder for the models and the report.")] = Path("demo")) -> None:
+    """Compress a real model, all-MiniLM-L6-v2 of PyPI, to a quarter of its feed-forward blocks: about two minutes."""
+    _needs_transformers()
+    from snnk._cli_demo import SENTENCES, fetch_model
+
+    original, compressed = out / "all-MiniLM-L6-v2", out / "compressed"
+    out.mkdir(parents=True, exist_ok=True)
+    if not original.exists():
+        _say("downloading all-MiniLM-L6-v2, 84 MB, from PyPI")
+        fetch_model(original)
+    if (compressed / "report.json").is_file():  # of an earlier demo
+        shutil.rmtree(compressed)
+    _compress(str(original), SENTENCES, compressed, keep=0.25)
+    shutil.copyfile(compressed / "report.html", out / "report.html")
+    _wrote(out / "report.html")
 
 
 def main(args: list[str] | None = None) -> None:
@@ -239,8 +372,9 @@ def main(args: list[str] | None = None) -> None:
     except UserError as error:
         sys.exit(_fail(error.format_message()))
     except (typer.Abort, KeyboardInterrupt):
+        sys.stderr.write("snnk: interrupted; the same command goes on where it was, if it keeps results\n")
         sys.exit(130)
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
         sys.exit(_fail(str(error)))
     sys.exit(code if isinstance(code, int) else 0)
 

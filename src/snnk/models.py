@@ -6,8 +6,9 @@ import csv
 import json
 import math
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,28 +111,41 @@ class TableModel:
         with torch.no_grad():
             return self.feature_map.phi(x).double() @ self.weight.T + self.bias
 
+    def with_missing(self, policy: str) -> TableModel:
+        """The same model with another policy for missing values: "raise", "drop" or "mean"."""
+        _checks.choose(policy, MISSING, "policy for missing values")
+        return replace(self, columns=replace(self.columns, missing=policy))
+
     def predict(self, source: Any) -> Iterator[tuple[list[Any], Tensor]]:
         """(predictions, which rows they are for) for each batch of a table, in the order of its rows."""
         for found, keep, _ in self._batches(Table(source), [c.name for c in self.columns.inputs]):
             yield self._named(found), keep
 
-    def _batches(self, table: Table, names: list[str]) -> Iterator[tuple[Tensor, Tensor, Any]]:
+    def _batches(
+        self, table: Table, names: list[str], unseen: Counter[str] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Any]]:
         """Outputs, which rows they are for, and the batch that they come from."""
         absent = [c.name for c in self.columns.inputs if c.name not in table.names]
         if absent:
             raise ValueError(f"no column {', '.join(map(repr, absent))}; the table has {', '.join(table.names)}")
         for label, batches in table.blocks(columns=names):
             for batch in batches:
-                x, _, keep = self.columns.encode(batch, label, with_target=False)
+                x, _, keep = self.columns.encode(batch, label, with_target=False, unseen=unseen)
                 yield torch.cat([self.outputs(part) for part in x.split(ROWS)]), keep, batch
 
     def _named(self, outputs: Tensor) -> list[Any]:
         classes = self.columns.target.categories
         return outputs[:, 0].tolist() if classes is None else [classes[i] for i in outputs.argmax(1).tolist()]
 
-    def write_predictions(self, source: Any, path: str | Path) -> tuple[int, dict[str, float]]:
-        """One prediction a line to a CSV file, empty for rows left out; how many, and a score if y is known."""
+    def write_predictions(self, source: Any, path: str | Path) -> tuple[int, dict[str, float], dict[str, int]]:
+        """One prediction a line to a CSV file, empty for rows left out.
+
+        Returns how many there are, a score if y is known, and values not seen in training, by column.
+        """
         path, table, target = Path(path), Table(source), self.columns.target
+        unseen: Counter[str] = Counter()
+        if not path.parent.is_dir():
+            raise ValueError(f"there is no folder {path.parent} for {path.name}; make it, or name another")
         names = [c.name for c in (*self.columns.inputs, target) if c.name in table.names]
         count, sums = 0, np.zeros(4)  # over rows with a target: 1, hit or squared error, y, y^2
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -139,26 +153,26 @@ class TableModel:
             with temporary.open("w", newline="") as file:
                 writer = csv.writer(file)
                 writer.writerow([f"predicted_{target.name}"])
-                for outputs, keep, batch in self._batches(table, names):
+                for outputs, keep, batch in self._batches(table, names, unseen):
                     found = iter(self._named(outputs))
                     writer.writerows([next(found)] if kept else [""] for kept in keep.tolist())
                     count += len(outputs)
                     if target.name in names:
                         y, bad = (a[keep.numpy()] for a in read_column(batch, target))
                         guess = (outputs[:, 0] if target.categories is None else outputs.argmax(1)).numpy()[~bad]
-                        y = y[~bad].astype(float)
-                        loss = np.square(guess - y) if target.categories is None else guess == y
+                        y = y[~bad].astype(float) - target.mean  # sums of squares keep their digits about the mean
+                        loss = np.square(guess - target.mean - y) if target.categories is None else guess == y
                         sums += [len(y), loss.sum(), y.sum(), np.square(y).sum()]
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
         n, loss, total, squares = sums
-        if n == 0:
-            return count, {}
-        spread = squares - total**2 / n
-        return count, {"R2": 1 - loss / spread if spread else 0.0} if target.categories is None else {
-            "accuracy": loss / n
-        }
+        score: dict[str, float] = {}
+        if n:
+            spread = squares - total**2 / n
+            r2 = {"R2": 1 - loss / spread if spread else 0.0}
+            score = r2 if target.categories is None else {"accuracy": loss / n}
+        return count, score, {name: number for name, number in unseen.items() if number}
 
     def save(self, folder: str | Path) -> None:
         """Write model.safetensors, then model.json, each under a temporary name first."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,6 +38,7 @@ FORMATS = {
 MOST_CATEGORIES = 1000  # of one column; an identifier is not a category
 FEW_CLASSES = 20  # an integer target with at most so many values is taken for classes
 BATCH_ROWS = 1 << 16
+GRID = 1 << 20  # steps in a standard deviation to which means are rounded
 END_BYTES = 1 << 16  # of a file that are read to tell it from another
 
 
@@ -75,9 +77,11 @@ class Table:
         self.format = kinds.pop()
         root = path if path.is_dir() else path.parent
         try:
-            dataset = ds.dataset([str(p) for p in files], format=self.format)
+            dataset = ds.dataset([str(p) for p in files], format=_csv() if self.format == "csv" else self.format)
             self.schema = dataset.schema
             fragments = {str(Path(f.path).relative_to(root)): f for f in dataset.get_fragments()}
+            if self.format != "csv":  # whose types are guessed from the first rows of the first file
+                _same_schema({name: fragment.physical_schema for name, fragment in fragments.items()})
             if self.format == "parquet":  # a truncated file fails here, before any work
                 fragments = {
                     f"{name}[{i}]": part
@@ -120,7 +124,17 @@ class Table:
                     yield name, fragment.to_batches(columns=columns, batch_size=BATCH_ROWS, schema=self.schema)
                 index += 1
                 continue
-            for i, batch in enumerate(fragment.to_batches(columns=columns, batch_size=BATCH_ROWS, schema=self.schema)):
+            batches = enumerate(fragment.to_batches(columns=columns, batch_size=BATCH_ROWS, schema=self.schema))
+            while True:
+                try:
+                    i, batch = next(batches)
+                except StopIteration:
+                    break
+                except ValueError as error:  # pyarrow's own: a cell that does not fit the type of its column
+                    raise ValueError(
+                        f"{name} does not fit its columns, {_types(self.schema)}: {error}. Types are those of the "
+                        "first rows; convert the file to Parquet, or write its numbers alike"
+                    ) from error
                 if mine(index, label := f"{name}[{i}]"):
                     yield label, iter([batch])
                 index += 1
@@ -128,6 +142,30 @@ class Table:
     @property
     def names(self) -> list[str]:
         return list(self.schema.names)
+
+
+def _csv() -> Any:
+    """CSV in which an empty cell is a missing value, also in a column of text."""
+    import pyarrow.csv as pc
+    import pyarrow.dataset as ds
+
+    return ds.CsvFileFormat(convert_options=pc.ConvertOptions(strings_can_be_null=True))
+
+
+def _types(schema: pa.Schema) -> str:
+    return ", ".join(f"{column.name}: {column.type}" for column in schema)
+
+
+def _same_schema(schemas: dict[str, pa.Schema]) -> None:
+    (first, expected), *others = schemas.items()
+    for name, schema in others:
+        found = {column.name: column.type for column in schema}
+        for column in sorted({*found, *expected.names}):
+            kinds = [str(s.field(column).type) if column in s.names else "absent" for s in (expected, schema)]
+            if kinds[0] != kinds[1]:
+                raise ValueError(
+                    f"column {column!r} is {kinds[0]} in {first} and {kinds[1]} in {name}; make the files alike"
+                )
 
 
 @dataclass(frozen=True)
@@ -175,9 +213,13 @@ class Columns:
         return cls(tuple(column(c) for c in stored["inputs"]), column(stored["target"]), missing)
 
     def encode(
-        self, batch: pa.RecordBatch, label: str, with_target: bool = True
+        self, batch: pa.RecordBatch, label: str, with_target: bool = True, unseen: Counter[str] | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Inputs (n, width) float32, targets (n, t) float64 or None, and which rows of the batch were kept, bool."""
+        """Inputs (n, width) float32, targets (n, t) float64 or None, and which rows of the batch were kept, bool.
+
+        A number to predict has the mean of its column taken off. `unseen` counts categories that the first pass did
+        not see, by column; they stay all zeros.
+        """
         rows = batch.num_rows
         x = np.zeros((rows, self.width), np.float32)
         keep, place = np.ones(rows, bool), 0
@@ -190,7 +232,9 @@ class Columns:
             if column.categories is None:
                 x[:, place] = np.where(bad, 0.0, (values - column.mean) / column.scale)
             else:
-                known = values >= 0  # a category that the first pass did not see stays all zeros
+                known = values >= 0
+                if unseen is not None:
+                    unseen[column.name] += int((~known & ~bad).sum())
                 x[np.flatnonzero(known), place + values[known].astype(int)] = 1.0
             place += column.width
         y = None
@@ -203,7 +247,7 @@ class Columns:
                 )
             keep &= ~bad
             if self.target.categories is None:
-                y = torch.from_numpy(values[keep].astype(np.float64))[:, None]
+                y = torch.from_numpy(values[keep].astype(np.float64) - self.target.mean)[:, None]
             else:
                 y = torch.eye(self.target.width, dtype=torch.float64)[torch.from_numpy(values[keep].astype(np.int64))]
         return torch.from_numpy(x[keep]), y, torch.from_numpy(keep)
@@ -212,8 +256,8 @@ class Columns:
 def _missing_message(counts: dict[str, int], first: str) -> str:
     listed = ", ".join(f"{name}: {count}" for name, count in counts.items())
     return (
-        f"missing, NaN or infinite values ({listed}), the first at {first}; clean them, or choose "
-        "missing='drop' or 'mean' (a target can only be dropped)"
+        f"missing, NaN or infinite values ({listed}), the first at {first}; clean them, or choose 'drop' (the row) or "
+        "'mean' as the policy for missing values (a target can only be dropped)"
     )
 
 
@@ -224,12 +268,26 @@ def read_column(batch: pa.RecordBatch, column: Column) -> tuple[Array, Array]:
 
     data = batch.column(column.name)
     if column.categories is None:
-        values = pc.cast(data, pa.float64()).to_numpy(zero_copy_only=False)
+        values = _numbers(data, column.name)
         return values, ~np.isfinite(values)
+    if pa.types.is_floating(data.type):  # classes are whole numbers; NaN is missing, a fraction is no class
+        numbers = data.to_numpy(zero_copy_only=False)
+        fractions = np.isfinite(numbers) & (numbers != np.rint(numbers))
+        data = pa.array(np.where(fractions, -1e18, numbers), mask=~np.isfinite(numbers))
     text = _as_text(data)
     index = pc.index_in(text, value_set=pa.array(column.categories, pa.string()))
     missing = pc.is_null(text).to_numpy(zero_copy_only=False)
     return pc.fill_null(index, -1).to_numpy(zero_copy_only=False), missing
+
+
+def _numbers(data: pa.Array, name: str) -> Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        return pc.cast(data, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    except ValueError as error:  # pyarrow's own
+        raise ValueError(f"column {name!r} is {data.type} here, which is no number: {error}") from error
 
 
 def _as_text(data: pa.Array) -> pa.Array:
@@ -252,19 +310,19 @@ class _Moments:
     mean: float = 0.0
     squares: float = 0.0
     bad: int = 0
-    where: str = ""
+    where: tuple[int, int, str] | None = None  # the first missing value: number of its block, row in it, block's name
     values: set[str] = field(default_factory=set)
     integral: bool = True
 
-    def add(self, data: pa.Array, label: str, name: str) -> None:
-        import pyarrow as pa
+    def add(self, data: pa.Array, name: str, place: tuple[int, int, str]) -> None:
+        """Add values whose first one stands at `place`."""
         import pyarrow.compute as pc
 
         if self.category:
             bad = pc.is_null(data).to_numpy(zero_copy_only=False)
             self.values |= set(pc.unique(_as_text(data.drop_null())).to_pylist())
         else:
-            values = pc.cast(data, pa.float64()).to_numpy(zero_copy_only=False)
+            values = _numbers(data, name)
             bad = ~np.isfinite(values)
             good = values[~bad]
             if len(good):
@@ -274,7 +332,7 @@ class _Moments:
                 self.integral = bool((good == np.rint(good)).all())
                 self.values |= {str(int(v)) for v in np.unique(good)[: FEW_CLASSES + 1]} if self.integral else set()
         if bad.any() and not self.bad:
-            self.where = f"row {int(bad.argmax())} of {label}"
+            self.where = (place[0], place[1] + int(bad.argmax()), place[2])
         self.bad += int(bad.sum())
         if self.category and len(self.values) > MOST_CATEGORIES:
             raise ValueError(f"column {name!r} has more than {MOST_CATEGORIES} categories; leave it out with drop")
@@ -291,7 +349,7 @@ class _Moments:
             self.combine(other.count, other.mean, other.squares)
         self.values |= other.values
         self.integral &= other.integral
-        self.where = self.where or other.where
+        self.where = min((w for w in (self.where, other.where) if w), default=None)
         self.bad += other.bad
 
 
@@ -313,6 +371,8 @@ def plan_columns(table: Table, target: str, drop: tuple[str, ...] = ()) -> Scan:
     """An empty scan of the columns that will be used: all but those dropped; unusable types are refused by name."""
     import pyarrow.types as pt
 
+    if target in drop:
+        raise ValueError(f"the target {target!r} cannot be left out with drop")
     for name in (target, *drop):
         if name not in table.names:
             raise ValueError(f"no column {name!r}; the table has {', '.join(table.names)}")
@@ -322,7 +382,13 @@ def plan_columns(table: Table, target: str, drop: tuple[str, ...] = ()) -> Scan:
             continue
         kind = column.type
         text = pt.is_string(kind) or pt.is_large_string(kind) or pt.is_dictionary(kind)
-        number = pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind) or pt.is_decimal(kind)
+        number = (
+            pt.is_null(kind)
+            or pt.is_integer(kind)
+            or pt.is_floating(kind)
+            or pt.is_boolean(kind)
+            or pt.is_decimal(kind)
+        )
         if not (text or number):
             raise ValueError(
                 f"column {column.name!r} is {kind}, neither a number nor a category; cast it or leave it out with drop"
@@ -333,13 +399,27 @@ def plan_columns(table: Table, target: str, drop: tuple[str, ...] = ()) -> Scan:
     return Scan(moments)
 
 
-def scan(table: Table, empty: Scan, mine: Callable[[int, str], bool] = lambda index, label: True) -> Scan:
-    """Add the blocks that are `mine` to a scan."""
-    for label, batches in table.blocks(mine, list(empty.moments)):
+def scan(
+    table: Table,
+    empty: Scan,
+    mine: Callable[[int, str], bool] = lambda index, label: True,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> Scan:
+    """Add the blocks that are `mine` to a scan; `progress` is told the rows so far."""
+    order: dict[str, int] = {}
+
+    def numbered(index: int, label: str) -> bool:
+        order[label] = index
+        return mine(index, label)
+
+    for label, batches in table.blocks(numbered, list(empty.moments)):
+        before = 0
         for batch in batches:
-            empty.rows += batch.num_rows
             for name, moment in empty.moments.items():
-                moment.add(batch.column(name), label, name)
+                moment.add(batch.column(name), name, (order[label], before, label))
+            before += batch.num_rows
+            empty.rows += batch.num_rows
+            progress(empty.rows)
     return empty
 
 
@@ -351,14 +431,16 @@ def make_columns(done: Scan, target: str, task: str = "auto", missing: str = "ra
         raise ValueError("the table has no rows")
     bad = {name: m.bad for name, m in done.moments.items() if m.bad}
     if bad and (missing == "raise" or (missing == "mean" and target in bad)):
-        first = next(m.where for m in done.moments.values() if m.bad)
-        raise ValueError(_missing_message(bad, first))
+        (_, row, label), name = min((m.where, name) for name, m in done.moments.items() if m.where)
+        raise ValueError(_missing_message(bad, f"row {row} of {label}, column {name!r}"))
 
     def number(name: str) -> Column:
         m = done.moments[name]
-        # float32, so that the last bits of a sum, which depend on the order of the workers, are rounded away
+        # rounded, so that the last bits of a sum, which depend on the order of the workers, are gone
         scale = float(np.float32(math.sqrt(m.squares / max(m.count, 1))))
-        return Column(name, float(np.float32(m.mean)), scale or 1.0)
+        if scale <= 1e-12 * abs(m.mean):  # constant but for rounding
+            scale = 1.0
+        return Column(name, round(m.mean / scale * GRID) * scale / GRID, scale)
 
     def category(name: str) -> Column:
         values = done.moments[name].values
@@ -375,4 +457,8 @@ def make_columns(done: Scan, target: str, task: str = "auto", missing: str = "ra
     inputs = tuple(
         category(name) if moment.category else number(name) for name, moment in done.moments.items() if name != target
     )
-    return Columns(inputs, category(target) if classes else Column(target), missing)
+    if classes and len(m.values) < 2:
+        raise ValueError(
+            f"target {target!r} has one class only, {', '.join(m.values) or 'none'}; nothing can be learnt"
+        )
+    return Columns(inputs, category(target) if classes else Column(target, number(target).mean), missing)

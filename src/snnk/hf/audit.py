@@ -12,8 +12,6 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,14 +20,19 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
-from torch.func import functional_call
-from torch.utils.flop_counter import FlopCounterMode, addmm_flop, conv_flop
 from transformers import AutoConfig, PreTrainedModel
 
 from snnk import _checks
 from snnk.hf.architectures import FFN, find_ffns
 from snnk.hf.blocks import METHOD, SNNKQuantizationConfig
+from snnk.hf.counting import (
+    by_storage,
+    count_forward,
+    counting_mode,
+    outside_state_dict,
+    stored,
+    tied_names,
+)
 from snnk.hf.io import SNNKQuantizer
 
 FIGURES = {  # attributes of Audit that are compared with the original's
@@ -163,31 +166,6 @@ def audit(
     return replace(reports[0], original=reports[1]) if len(reports) > 1 else reports[0]
 
 
-def multiply_adds(model: nn.Module, inputs: dict[str, Tensor], *, biases: bool = False) -> int:
-    """Multiply-adds of one forward pass: matrix products, the two of attention included, and convolutions.
-
-    Nothing is computed: weights and inputs are shapes on the meta device. `biases` adds one for each sum with a bias.
-
-    Example:
-        >>> multiply_adds(nn.Linear(3, 5), {"input": torch.ones(2, 3)})
-        30
-        >>> multiply_adds(nn.Linear(3, 5), {"input": torch.ones(2, 3)}, biases=True)
-        40
-    """
-    return _forward(model, inputs, biases)[0]
-
-
-def stored(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict with each tensor once, under its first name; also on the meta device.
-
-    Example:
-        >>> layer = nn.Linear(2, 3)
-        >>> list(stored(nn.Sequential(layer, nn.ReLU(), layer)))
-        ['0.weight', '0.bias']
-    """
-    return {names[0]: tensor for names, tensor in _by_storage(model)}
-
-
 def _open(source: Any, like: Any = None, weights: bool = False) -> tuple[PreTrainedModel, list[Path]]:
     """A model and its files; of a folder's, unless `weights`, without any: on the meta device."""
     if isinstance(source, PreTrainedModel):
@@ -238,8 +216,8 @@ def _describe(model: PreTrainedModel, files: list[Path], tokens: tuple[int, int]
         one, many = (_inputs(model, size) for size in ((1, 1), tokens))
         unit = "image" if "pixel_values" in many else "token"
         batch = " x ".join(map(str, next(iter(many.values())).shape)) + f" {unit}s"
-        figures = {"unit": unit, "batch": batch, "multiply_adds_one": _forward(model, one)[0]}
-        figures["multiply_adds"], shape = _forward(model, many)
+        figures = {"unit": unit, "batch": batch, "multiply_adds_one": count_forward(model, one)[0]}
+        figures["multiply_adds"], shape = count_forward(model, many)
     except Exception as error:  # it is the model's code that fails, with anything; the rest of the report stands
         notes.append(f"multiply-adds are not counted: {type(error).__name__}: {error}")
     ffns, reason = _blocks(model)
@@ -248,10 +226,10 @@ def _describe(model: PreTrainedModel, files: list[Path], tokens: tuple[int, int]
         model=type(model).__name__,
         stored_bytes=sum(sizes.values()),
         dtypes=dict(sizes),
-        parameters_stated=sum(t.numel() * len(names) for names, t in _by_storage(model)),
+        parameters_stated=sum(t.numel() * len(names) for names, t in by_storage(model)),
         parameters_unique=sum(numel for _, numel, _ in parts),
-        tied=_tied(model),
-        buffers_outside=_outside(model),
+        tied=tied_names(model),
+        buffers_outside=outside_state_dict(model),
         blocks=tuple(Block(f.name, f.kind, f.width, f.parameters, f.multiply_adds) for f in ffns),
         notes=(*notes, *([f"no table of blocks: {reason}"] if reason else [])),
         **figures,
@@ -286,46 +264,6 @@ def _inputs(model: PreTrainedModel, tokens: tuple[int, int]) -> dict[str, Tensor
     return {"input_ids": ids, **({"decoder_input_ids": ids} if config.is_encoder_decoder else {})}
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """No gradients, no dropout, no cache of keys and values; afterwards all is as it was."""
-    changed: list[tuple[Any, str]] = [(module, "training") for module in model.modules() if module.training]
-    configs = {id(c): c for c in (getattr(module, "config", None) for module in model.modules())}  # one per stack in T5
-    changed += [(config, "use_cache") for config in configs.values() if getattr(config, "use_cache", False)]
-    try:
-        for owner, name in changed:
-            setattr(owner, name, False)
-        with torch.no_grad():
-            yield
-    finally:
-        for owner, name in changed:
-            setattr(owner, name, True)
-
-
-def _forward(model: nn.Module, inputs: dict[str, Tensor], biases: bool = False) -> tuple[int, tuple[int, ...]]:
-    """Multiply-adds and the shape of the first output, on the meta device."""
-    mapping: Any = {torch.ops.aten.addmm: _biased_product, torch.ops.aten.convolution: _biased_convolution}
-    # transformers asks plain meta tensors for values, such as whether there is padding, but no fake ones
-    fake = FakeTensorMode()
-
-    def shapes(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        return {name: fake.from_tensor(tensor.detach().to("meta")) for name, tensor in tensors}
-
-    weights, kwargs = shapes((*model.named_parameters(), *model.named_buffers())), shapes(inputs.items())
-    counter = FlopCounterMode(display=False, custom_mapping=mapping if biases else {})
-    with _evaluating(model), fake, counter:
-        out = functional_call(model, weights, kwargs=kwargs)
-    return counter.get_total_flops() // 2, tuple((out if isinstance(out, Tensor) else out[0]).shape)
-
-
-def _biased_product(bias: Any, a: Any, b: Any, out_shape: Any = None, **_: Any) -> int:
-    return addmm_flop(bias, a, b, out_val=out_shape) + 2 * torch.Size(out_shape).numel()
-
-
-def _biased_convolution(x: Any, w: Any, bias: Any, *args: Any, out_shape: Any = None, **_: Any) -> int:
-    return conv_flop(x, w, bias, *args, out_val=out_shape) + (2 * torch.Size(out_shape).numel() if bias else 0)
-
-
 def _latency(models: list[PreTrainedModel], tokens: tuple[int, int], rounds: int) -> list[float]:
     """Median seconds of each model."""
     seconds: list[list[float]] = [[] for _ in models]
@@ -333,7 +271,7 @@ def _latency(models: list[PreTrainedModel], tokens: tuple[int, int], rounds: int
         order = list(range(len(models)))
         for i in reversed(order) if turn % 2 else order:
             inputs = {name: x.to(models[i].device) for name, x in _inputs(models[i], tokens).items()}
-            with _evaluating(models[i]):
+            with counting_mode(models[i]):
                 start = time.perf_counter()
                 out = models[i](**inputs)[0]
                 float(out.flatten()[0])  # waits for an accelerator
@@ -346,40 +284,3 @@ def _blocks(model: PreTrainedModel) -> tuple[list[FFN], str]:
         return find_ffns(model), ""
     except ValueError as error:
         return [], str(error)
-
-
-def _by_storage(model: nn.Module) -> list[tuple[list[str], Tensor]]:
-    """Tensors of the state dict, each with all its names."""
-    found: dict[Any, tuple[list[str], Tensor]] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if isinstance(tensor, Tensor):
-            place = tensor.untyped_storage()._cdata, tensor.storage_offset()
-            found.setdefault(place, ([], tensor))[0].append(name)
-    return list(found.values())
-
-
-def _tied(model: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """Names of modules with tensors that are one object, then of tensors, as far as the modules do not explain them."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    shared: dict[int, list[str]] = {}
-    for name, module in modules.items():
-        if any(True for _ in (*module.parameters(), *module.buffers())):
-            shared.setdefault(id(module), []).append(name)
-
-    def explained(names: list[str]) -> bool:
-        parents = {name.rpartition(".")[0] for name in names}
-        return len(parents) == len(names) and len({id(modules[parent]) for parent in parents}) == 1
-
-    groups = [*shared.values(), *(names for names, _ in _by_storage(model))]
-    return tuple(tuple(names) for names in groups if len(names) > 1 and not explained(names))
-
-
-def _outside(model: nn.Module) -> dict[str, int]:
-    """Bytes of buffers that are not persistent, and of tensors that are mere attributes."""
-    found = {}
-    for path, module in model.named_modules():
-        loose = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
-        for name, tensor in {**{n: module._buffers[n] for n in module._non_persistent_buffers_set}, **loose}.items():
-            if tensor is not None:
-                found[f"{path}.{name}".lstrip(".")] = tensor.nbytes
-    return found

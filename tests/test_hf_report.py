@@ -1,0 +1,140 @@
+import copy
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+
+from snnk.hf import compress_, plan
+from snnk.hf.report import bars, headline, html, latency, model_card
+
+TINY = {
+    "hidden_size": 8,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 43,
+    "max_position_embeddings": 64,
+}
+
+
+class Page(HTMLParser):
+    """Tags that are open, all texts, and everything that could be loaded from elsewhere."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.texts, self.tags, self.loads = [], [], [], []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.loads += [value for name, value in attrs if name in ("src", "href", "xlink:href", "srcset", "data")]
+        if tag not in ("meta", "rect", "line"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in ("rect", "line"):
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def check_page(page):
+    """Well-formed and self-contained; returns what was parsed."""
+    found = Page(page)
+    assert found.open == [] and found.loads == []
+    assert not {"script", "link", "img", "iframe", "object"} & set(found.tags)
+    assert "http" not in page and "url(" not in page and "@import" not in page
+    return found
+
+
+@pytest.fixture(scope="module")
+def stored():
+    torch.manual_seed(0)
+    model = BertModel(BertConfig(**TINY)).eval()
+    batches = [{"input_ids": torch.randint(43, (8, 10))} for _ in range(12)]
+    chosen = plan(model, keep=0.5)
+    original = copy.deepcopy(model)
+    done = compress_(model, chosen, batches, refine=0, max_error=1e9).to_dict()
+    done["blocks"] = [
+        *done["blocks"][:1],
+        {**done["blocks"][1], "kind": "dense", "num_features": None, "refused": True},
+    ]
+    agreement = done.pop("agreement")
+    return {
+        "base_model": "org/<tiny> & co",
+        "model_class": "BertModel",
+        "sentence_transformers": False,
+        "blocks_in_all": 2,
+        "bytes": {"original": 4_000_000, "compressed": 1_500_000},
+        "latency": latency(original, model, batches, seconds=0.05),
+        "agreement": agreement,
+        "calibration": {"file": "a.csv", "kind": "texts", "count": 96, "column": "body"},
+        "settings": {"keep": 0.5, "plan": None},
+        "versions": {"snnk": "0"},
+        "plan": chosen.to_dict(),
+        "report": done,
+    }
+
+
+def test_page(stored):
+    found = check_page(html(stored))
+    text = " ".join(found.texts)
+    assert found.tags.count("svg") == 3 and text.count("org/<tiny> & co") == 3
+    assert "4.0 → 1.5 MB" in text and f"{stored['latency']['speedup']:.2f} ×" in text
+    assert f"{stored['agreement']['cosine']:.4f}" in text and "as it was (refused)" in text
+    for block in stored["report"]["blocks"]:
+        assert f"{block['error']:.4f}" in text and f"{block['parameters']:,}" in text
+    assert "1 of 2 feed-forward blocks" in text and "column body" in text
+
+
+def test_card(stored):
+    lines = "license: mit", "language: en", "tags:", "- old", "base_model: x", "license_link: !!python/x"
+    old = "\n".join(["---", *lines, "---", "# Old", "license: no"])
+    card = model_card(stored, old)
+    _, front, body = card.split("---\n", 2)
+    assert front.splitlines() == [
+        'base_model: "org/<tiny> & co"',
+        'library_name: "transformers"',
+        'tags: ["snnk", "compressed"]',
+        "license: mit",
+        "language: en",
+    ]
+    assert "import snnk.hf" in body and 'BertModel.from_pretrained("this folder")' in body
+    assert "96 unlabelled texts (a.csv, column body)" in body and f"cosine {stored['agreement']['cosine']:.4f}" in body
+    assert "&" not in model_card({**stored, "base_model": "x"}).replace("<", "")
+    assert "SentenceTransformer(" in model_card({**stored, "sentence_transformers": True})
+
+
+def test_headline_of_a_classifier(stored):
+    found = dict(headline({**stored, "agreement": {"cosine": 0.9, "KL divergence": 0.1, "same best": 0.75}}))
+    assert found["same best class"] == "0.7500" and "KL divergence" not in found
+
+
+def test_latency_takes_turns():
+    order = []
+
+    class Model(torch.nn.Module):
+        device = torch.device("cpu")
+
+        def __init__(self, name):
+            super().__init__()
+            self.name = name
+
+        def forward(self, x):
+            assert not self.training
+            order.append(self.name)
+            return (x,)
+
+    a, b = Model("a"), Model("b")
+    found = latency(a, b, [{"x": torch.ones(1)}] * 9, seconds=0)
+    assert found["rounds"] == 3 and found["batches"] == 4 and a.training
+    assert "".join(order[::4]) == "abbaabba" and found["speedup"] > 0
+
+
+def test_bars_of_nothing_and_above_the_mark():
+    assert "nan" not in bars(["a"], [("x", "red", [0.0])], ["-"])
+    wide = bars(["a"], [("x", "red", [2.0])], ["2"], full=1)
+    assert 'width="530.0"' in wide and 'x1="455.0"' in wide
