@@ -151,6 +151,30 @@ def test_whole_part_and_one_layer():
         assert bundled.report.layers[0].startswith(f"{start % 5}: Linear")
 
 
+def test_a_sequential_inside_is_taken_layer_by_layer():
+    flat, x = mlp(6, 5, 4, 3), seeded(100, 6)
+    head = nn.Sequential(nn.Sequential(flat[1], nn.Dropout()), flat[2])
+    nested = nn.Sequential(flat[0], head, flat[3], flat[4])
+    a, b = (bundle(net, num_features=32, calibrate=x, **QUIET) for net in (flat, nested))
+    assert torch.equal(a(x), b(x)) and a.report.fitted_error == b.report.fitted_error
+    assert [layer.split(":")[0] for layer in b.report.layers] == ["0", "1.0.0", "1.1", "2", "3"]
+    part = bundle(nested, 0, 2, num_features=32, calibrate=x, **QUIET)  # start and stop count entries of the outermost
+    assert torch.equal(part(x), bundle(flat, 0, 3, num_features=32, calibrate=x, **QUIET)(x))
+
+
+@pytest.mark.parametrize("position", ["0", "1", "2.0", "2", "3"])
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_are_refused_by_name(position, register):
+    net = nn.Sequential(linear(6, 5), nn.Tanh(), nn.Sequential(linear(5, 4)), nn.Dropout())
+    layer = net.get_submodule(position)
+    handle = getattr(layer, register)(lambda *_: None)
+    message = rf"layer {position}, {type(layer).__name__}, has forward hooks, which a bundle would not call: remove"
+    with pytest.raises(ValueError, match=message):
+        bundle(net, num_features=8)
+    handle.remove()
+    bundle(net, num_features=8, **QUIET)
+
+
 def test_one_linear_layer_is_itself():
     net, x = mlp(6, 5, 4), seeded(7, 6)
     bundled = bundle(net, 0, 1)
@@ -332,6 +356,20 @@ def test_overflowing_tower_does_not_stop_the_fit():
     net, x = mlp(6, 5, 4, 4, 3, gain=40.0).float(), seeded(200, 6).float()
     report = bundle(net, num_features=64, feature_map=["tanh_power", "tanh_power", "relu"], calibrate=x).report
     assert report.method == "fitted" and "overflows" in report.refusal and math.isfinite(report.fitted_error)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_constant_outputs_have_no_error_over_variance(dtype, tmp_path):
+    """A dead layer: there is nothing to divide by, and the better matrix is taken all the same."""
+    net, x = nn.Sequential(linear(6, 5), nn.ReLU(), linear(5, 3)).to(dtype), seeded(200, 6)
+    nn.init.constant_(net[0].bias, -1e3)
+    bundled = bundle(net, num_features=32, calibrate=x, **QUIET)
+    assert bundled.report.analytic_error is bundled.report.fitted_error is None
+    assert bundled.report.held_out_rows == 40 and bundled.report.method == "fitted"
+    assert torch.allclose(bundled(x.to(dtype)), net(x.to(dtype)), atol=1e-5)
+    assert "40 rows: unknown, the outputs are constant" in bundled.summary()
+    bundled.save(tmp_path / "a")
+    assert Bundled.load(tmp_path / "a").report == bundled.report
 
 
 def test_pooler_and_classifier():
@@ -644,6 +682,8 @@ def test_save_and_load_what_bundle_makes(tmp_path, trained):
         loaded = Bundled.load(tmp_path / "b")
         assert torch.equal(loaded(x), bundled(x)) and loaded.report == bundled.report
         assert loaded.summary() == bundled.summary()
+    bundle(net, num_features=np.arange(32, 34)[0], **QUIET).save(tmp_path / "c")  # JSON takes no numpy integer
+    assert Bundled.load(tmp_path / "c").num_features == 32
     Bundled([], torch.ones(2, 3)).save(tmp_path / "c")
     assert Bundled.load(tmp_path / "c").bias is None
 
@@ -875,7 +915,8 @@ def stack(*middle):
         (lambda: bundle(stack(nn.Tanh(), nn.Conv1d(1, 1, 1))), TypeError, "layer 2 is Conv1d"),
         (lambda: bundle(stack(nn.Softmax(-1))), TypeError, "layer 1 is Softmax"),
         (lambda: bundle(stack(nn.PReLU())), TypeError, "layer 1 is PReLU"),
-        (lambda: bundle(stack(stack())), TypeError, "layer 1 is Sequential"),
+        (lambda: bundle(stack(Doubled())), TypeError, "layer 1 is Doubled"),
+        (lambda: bundle(stack(nn.Sequential(nn.LayerNorm(5)))), TypeError, r"layer 1\.0 is LayerNorm"),
         (lambda: bundle([nn.Linear(6, 5), torch.tanh]), TypeError, "layer 1 is builtin_function_or_method"),
         (lambda: bundle([Scaled(6, 5)]), TypeError, "layer 0 is Scaled"),
         (lambda: bundle(Doubled(nn.Linear(6, 5))), TypeError, "module must be nn.Sequential.*; got Doubled"),
@@ -886,7 +927,7 @@ def stack(*middle):
             "layer 1 is Tanh; a bundle starts with a Lin",
         ),
         (lambda: bundle(stack(nn.Tanh()), 3), ValueError, "no Linear or SNNKLinear from start=3 to stop=None of 3"),
-        (lambda: bundle(stack(nn.Tanh())), ValueError, r"one for all or a list of 1; got \[\] and \['projected'\]"),
+        (lambda: bundle(stack(nn.Tanh())), ValueError, "name num_features=, the size of 1 maps: one number"),
         (lambda: bundle(stack(nn.Tanh()), num_features=[8, 8]), ValueError, r"list of 1; got \[8, 8\]"),
         (lambda: bundle(stack(nn.Tanh()), num_features=7), ValueError, "must be even.*got 7"),
         (lambda: bundle(stack(nn.Tanh()), num_features=8, feature_map="rleu"), ValueError, "did you mean 'relu'"),

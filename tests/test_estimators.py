@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -19,6 +21,7 @@ SMALL = {"n_components": 32, "random_state": 0}
         SNNKRegressor(**SMALL),
         SNNKClassifier(**SMALL),
         SNNKClassifier(**SMALL, feature_map="relu"),
+        SNNKClassifier(**SMALL, discriminant=True),
     ]
 )
 def test_scikit_learn_contract(estimator, check):
@@ -67,6 +70,68 @@ def test_partial_fit_of_classes():
         model.partial_fit(X[:1], [5])
 
 
+def test_discriminant_waits_for_a_class_that_is_still_to_come():
+    X, y = make_moons(200, random_state=0)
+    y = y + (X[:, 0] > 1)
+    first = y < 2
+    model = SNNKClassifier(16, discriminant=True, random_state=0, standardize=False)
+    model.partial_fit(X[first], y[first], classes=[0, 1, 2])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"needs rows of every class; got none of \[2\]"):
+            model.predict(X)
+    model.partial_fit(X[~first], y[~first])
+    whole = SNNKClassifier(16, discriminant=True, random_state=0, standardize=False).fit(X, y)
+    assert int(model.stats_.rows.sum()) == 200 and list(model.class_count_) == list(np.bincount(y))
+    np.testing.assert_allclose(model.decision_function(X), whole.decision_function(X), atol=1e-6)
+    assert model.alpha_ == 1e-3
+
+
+def test_partial_fit_may_begin_with_rows_too_few_to_solve_with():
+    X, y = data()
+    model = SNNKRegressor(16, alpha="gcv", standardize=False, random_state=0).partial_fit(X[:1], y[:1])
+    with pytest.raises(ValueError, match="at least 2 rows; got 1"):
+        model.predict(X)
+    whole = SNNKRegressor(16, alpha="gcv", standardize=False, random_state=0).fit(X, y)
+    np.testing.assert_allclose(model.partial_fit(X[1:], y[1:]).predict(X), whole.predict(X), atol=1e-6)
+    assert model.alpha_ == pytest.approx(whole.alpha_, rel=1e-4) and model.alpha_ == model.solution_.lam
+
+
+def test_discriminant_does_not_solve_the_ridge(monkeypatch):
+    monkeypatch.setattr("snnk.estimators.RidgeStats.solve", None)
+    X, y = make_moons(100, random_state=0)
+    assert SNNKClassifier(16, discriminant=True, random_state=0).fit(X, y).score(X, y) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (SNNKRegressor, {"alpha": None}, "alpha must be a number >= 0 or 'gcv'; got None"),
+        (SNNKRegressor, {"alpha": "kfold"}, "got 'kfold'"),
+        (SNNKClassifier, {"alpha": -1.0}, r"got -1\.0"),
+        (SNNKClassifier, {"alpha": [1.0]}, r"got \[1\.0\]"),
+        (SNNKClassifier, {"alpha": "gcv", "discriminant": True}, "shrinkage, a number from 0 to 1; got 'gcv'"),
+        (SNNKClassifier, {"alpha": 1.5, "discriminant": True}, r"from 0 to 1; got 1\.5"),
+    ],
+)
+def test_a_bad_alpha_is_said_before_any_row_is_counted(make, options, message):
+    X, y = make_moons(40, random_state=0)
+    model = make(8, random_state=0).partial_fit(X, y)
+    with pytest.raises(ValueError, match=message):
+        model.set_params(**options).partial_fit(X, y)
+    assert int(model.stats_.rows.sum()) == 40
+    with pytest.raises(ValueError, match=message):
+        make(8, **options).fit(X, y)
+
+
+def test_numpy_numbers_as_parameters():
+    X, y = data()
+    features = SNNKFeatures(np.int64(32), random_state=0).fit(X)
+    assert features.transform(X).shape == (400, 32) and type(features.map_.num_features) is int
+    search = GridSearchCV(SNNKRegressor(random_state=0), {"n_components": np.arange(31, 33)}, cv=3).fit(X, y)
+    assert search.best_score_ > 0.9
+    assert SNNKRegressor(8, alpha=np.float32(0.5), random_state=0).fit(X, y).alpha_ == 0.5
+
+
 def test_pipeline_grid_search_and_pandas():
     pd = pytest.importorskip("pandas")
     X, y = data()
@@ -84,6 +149,7 @@ def test_refusals():
         SNNKRegressor(8).fit(sparse.csr_matrix(X), y)
     with pytest.raises(ValueError, match="unknown feature map 'fouier'; did you mean 'fourier'"):
         SNNKRegressor(8, feature_map="fouier").fit(X, y)
-    with pytest.raises(ValueError, match="n_components must be a positive integer; got 0"):
-        SNNKRegressor(0).fit(X, y)
+    for wrong in (0, True, 8.0, np.int64(0), np.bool_(True)):
+        with pytest.raises(ValueError, match=f"n_components must be a positive integer; got {re.escape(repr(wrong))}"):
+            SNNKRegressor(wrong).fit(X, y)
     assert SNNKFeatures(7).fit_transform(X).shape == (20, 7)

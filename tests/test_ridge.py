@@ -116,7 +116,8 @@ def test_path_and_factor_are_the_single_solutions():
         assert_same(solution, stats.solve(solution.lam), atol=0, rtol=0)
         assert_same(solution, stats.factor().solve(solution.lam), atol=0, rtol=0)
     assert len(stats.solve(np.array([1.0, 2.0]))) == len(stats.solve(torch.tensor([1.0, 2.0]))) == 2
-    assert_same(stats.solve(np.float32(0.5)), path[1])
+    for number in (np.float32(0.5), np.array(0.5), torch.tensor(0.5)):
+        assert_same(stats.solve(number), path[1])
 
 
 def test_condition_numbers():
@@ -385,6 +386,35 @@ def test_removed_rows_were_never_there(folds, block_dtype):
     assert torch.equal(removed.rows, never.rows) and torch.equal(subtracted.rows, never.rows)
 
 
+def test_removing_almost_everything_leaves_the_rank_of_what_is_left():
+    """The rounding of 100,000 rows that are gone is no third direction of three rows."""
+    g = torch.Generator().manual_seed(0)
+    phi, y = torch.randn(100_000, 5, generator=g, dtype=torch.float64) * 100, torch.randn(100_000, 1, generator=g)
+    stats = RidgeStats(5, 1).update(phi, y).downdate(phi[3:], y[3:])
+    solution = stats.solve(1e-3)
+    assert solution.rank == 2
+    assert torch.allclose(solution.weight, RidgeStats(5, 1).update(phi[:3], y[:3]).solve(1e-3).weight, rtol=1e-4)
+
+
+def test_a_note_of_one_part_is_not_that_of_both():
+    (a, b, c), _ = thirds()
+    a.note, b.note, c.note = "rows 0 to 29", "rows 30 to 69", "rows 0 to 29"
+    assert (a + b).note == (a - b).note == "" and (a + c).note == a.note == "rows 0 to 29"
+    assert a.merge(b).note == "" and b.note == "rows 30 to 69"
+
+
+def test_weights_that_vanish_are_said():
+    phi, y, weight = data()
+    gone = fit(phi, y, weight * 1e-200, block_dtype=torch.float32)
+    for call in (lambda: gone.solve(1.0), gone.centred, gone.discriminant):
+        with pytest.raises(ValueError, match=r"weights of 120 rows sum to 0, rounded: scale the weights up"):
+            call()
+    fold = torch.arange(len(phi)) % 2
+    stats = fit(phi, y, torch.where(fold == 0, 1.0, 1e-200), fold=fold, folds=2)
+    with pytest.raises(ValueError, match="all rows are in fold 0, or all weight"):
+        stats.solve("kfold")
+
+
 def test_removing_too_much():
     phi, y, _ = data()
     stats = fit(phi, y)
@@ -628,6 +658,12 @@ def test_bad_layouts(arguments, options, message):
 def test_bad_solves(lam, options, message):
     with pytest.raises(ValueError, match=message):
         fit(*data()[:2]).solve(lam, **options)
+
+
+@pytest.mark.parametrize("lam", [None, [None], [[1.0]]])
+def test_what_is_no_number(lam):
+    with pytest.raises(TypeError, match=r"lam must be a number >= 0, several, 'gcv' or 'kfold'; got (None|\[1\.0\])"):
+        fit(*data()[:2]).solve(lam)
 
 
 def test_too_few_rows():

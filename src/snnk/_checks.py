@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -30,18 +31,19 @@ def look_up(name: Any, table: Mapping[str, T], kind: str) -> T:
 
 
 def positive_int(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    """An int, also of a numpy integer; keep what comes back, for JSON takes no other."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise ValueError(f"{name} must be a positive integer; got {value!r}")
-    return value
+    return int(value)
 
 
 def even_features(num_features: Any) -> int:
     """Maps with a (cos, sin) or (positive, negative) pair for each projection need an even count."""
-    positive_int(num_features, "num_features")
-    if num_features % 2:
-        choices = f"{num_features - 1} or {num_features + 1}" if num_features > 1 else "2"
-        raise ValueError(f"num_features must be even, two features a projection; got {num_features}. Use {choices}")
-    return num_features
+    m = positive_int(num_features, "num_features")
+    if m % 2:
+        choices = f"{m - 1} or {m + 1}" if m > 1 else "2"
+        raise ValueError(f"num_features must be even, two features a projection; got {m}. Use {choices}")
+    return m
 
 
 def positive(value: Any, name: str) -> float:

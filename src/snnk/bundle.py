@@ -19,9 +19,9 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,13 +47,14 @@ MAKERS.update(projected=ProjectedURF, urf=URF)
 class BundleReport:
     """What a bundle replaced, and how well. Errors are squared, over the variance of outputs: a constant has 1."""
 
-    layers: tuple[str, ...] = ()  # "position: layer"
+    layers: tuple[str, ...] = ()  # "position: layer"; "1.0: " is the first of an nn.Sequential in position 1
     numbers: int = 0  # that they store
     multiply_adds: int = 0  # that they take for one input
     predicted: tuple[float | None, ...] = ()  # squared error of psi that each map predicts, mean over outputs
     refusal: str | None = None  # why a map refused its layer; the analytic error is measured all the same
     method: str = "analytic"  # what `weight` is: the psi tower, or "fitted" by least squares
-    analytic_error: float | None = None  # both on `held_out_rows` calibration inputs that neither has seen
+    # Both on `held_out_rows` calibration inputs that neither has seen; None without, or if all have the same output.
+    analytic_error: float | None = None
     fitted_error: float | None = None
     held_out_rows: int = 0
 
@@ -117,7 +118,9 @@ class Bundled(nn.Module):
             f"predicted squared error of psi, by layer: {[e and float(f'{e:.3g}') for e in r.predicted]}",
         ]
         if r.held_out_rows:
-            both = f"{r.analytic_error:.3g} analytic, {r.fitted_error:.3g} fitted"
+            both = "unknown, the outputs are constant"
+            if r.analytic_error is not None and r.fitted_error is not None:
+                both = f"{r.analytic_error:.3g} analytic, {r.fitted_error:.3g} fitted"
             lines.append(f"held-out error over variance, {r.held_out_rows} rows: {both}")
         return "\n".join(lines + [f"refused: {r.refusal}"] * bool(r.refusal))
 
@@ -161,7 +164,7 @@ def bundle(
     start: int = 0,
     stop: int | None = None,
     *,
-    num_features: int | Sequence[int] = (),
+    num_features: int | Sequence[int] | None = None,
     feature_map: Any = "projected",
     calibrate: Tensor | None = None,
     method: str = "auto",
@@ -173,7 +176,9 @@ def bundle(
 
     Args:
         module, start, stop: nn.Sequential, nn.ModuleList or list, left as it is, and the part to replace, a slice.
-        num_features: of each map, one number or a list with one for each activation; so with feature_map.
+            An nn.Sequential in it counts as one entry, and is taken layer by layer. Layers with hooks are refused.
+        num_features: of each map, one number or a list with one for each activation; so with feature_map. Without
+            activations there is none to name.
         feature_map: "projected" (ProjectedURF of the layer's activation), "urf" (URF of it), a name in
             FEATURE_MAPS or a callable (in_features, num_features, activation, seed=, device=, dtype=, **options).
         calibrate: typical inputs (*, in). Maps are calibrated on them and their features, and the matrix is fitted
@@ -202,10 +207,17 @@ def bundle(
         order = torch.randperm(len(x), generator=make_generator(seed, stream=2)).to(x.device)
         held, train = x[order].tensor_split([len(x) // 5])
     with torch.no_grad():
-        maps, v, b, *rest = _tower(steps, train, num_features, feature_map, method, {"seed": seed, **place, **options})
-        names = tuple(f"{i}: {type(layer).__name__}({layer.extra_repr()})" for i, layer, _ in steps)
-        about: list[Any] = [names, _numbers(original), _numbers(original, MULTIPLIED), *rest]
-        analytic = Bundled(maps, v.to(**place), None if b is None else b.to(**place), report=BundleReport(*about))
+        maps, v, b, predicted, refusal = _tower(
+            steps, train, num_features, feature_map, method, {"seed": seed, **place, **options}
+        )
+        report = BundleReport(
+            layers=tuple(f"{i}: {type(layer).__name__}({layer.extra_repr()})" for i, layer, _ in steps),
+            numbers=_numbers(original),
+            multiply_adds=_numbers(original, MULTIPLIED),
+            predicted=predicted,
+            refusal=refusal,
+        )
+        analytic = Bundled(maps, v.to(**place), None if b is None else b.to(**place), report=report)
         if train is None or held is None:
             return analytic
         phi, y = analytic.phi(train), original(train)
@@ -215,12 +227,17 @@ def bundle(
         stats = RidgeStats(phi.shape[1], y.shape[1], folds=folds, device=phi.device).update(phi, y)
         solution, y = stats.solve("kfold" if folds else "gcv"), original(held).double()
         fitted = Bundled(maps, solution.weight.to(**place), solution.bias.to(**place))
-        variance = (y - y.mean(0)).square().sum().clamp_min(1e-300)
-        errors = [float((candidate(held).double() - y).square().sum() / variance) for candidate in (analytic, fitted)]
+        squared = [float((candidate(held).double() - y).square().sum()) for candidate in (analytic, fitted)]
+        variance = float((y - y.mean(0)).square().sum())
+        if (y - y[0]).abs().max() <= 8 * torch.finfo(place["dtype"]).eps * y.abs().max():
+            variance = 0.0  # constant but for the rounding of the layers, and of the mean
+        errors = [error / variance if variance else None for error in squared]
     if method == "auto":  # an analytic tower out of its reach may overflow, and NaN < 1 is False
-        method = "analytic" if errors[0] < errors[1] else "fitted"
+        method = "analytic" if squared[0] < squared[1] else "fitted"
     chosen = analytic if method == "analytic" else fitted
-    chosen.report = BundleReport(*[*about, method, *errors, len(held)])
+    chosen.report = replace(
+        report, method=method, analytic_error=errors[0], fitted_error=errors[1], held_out_rows=len(held)
+    )
     return chosen
 
 
@@ -230,12 +247,13 @@ def _numbers(module: nn.Module, ends: tuple[str, ...] = ("",)) -> int:
 
 def _steps(module: Any, start: int, stop: int | None, activations: Mapping[type[nn.Module], Any]) -> list[Any]:
     """(position, layer, function if it is an activation) of the layers that compute something, each checked."""
-    plain = getattr(type(module), "forward", None) is nn.Sequential.forward
-    if not plain and not isinstance(module, nn.ModuleList | list | tuple):
+    if not _is_sequential(module) and not isinstance(module, nn.ModuleList | list | tuple):
         raise TypeError(f"module must be nn.Sequential, nn.ModuleList or a list of layers; got {type(module).__name__}")
     steps: list[Any] = []
-    for position, layer in [(i, module[i]) for i in range(len(module))[start:stop] if type(module[i]) not in SKIPPED]:
+    for position, layer in _flat((str(i), module[i]) for i in range(len(module))[start:stop]):
         kind, activation = type(layer), None
+        if kind in SKIPPED:
+            continue
         if kind in activations or kind in ELEMENTWISE:
             if not steps:
                 raise ValueError(f"layer {position} is {kind.__name__}; a bundle starts with a Linear or SNNKLinear")
@@ -253,13 +271,39 @@ def _steps(module: Any, start: int, stop: int | None, activations: Mapping[type[
     return steps
 
 
-def _tower(steps: list[Any], u: Any, sizes: Any, kinds: Any, method: str, options: dict[str, Any]) -> Any:
+def _is_sequential(layer: Any) -> bool:  # not one with a forward of its own
+    return getattr(type(layer), "forward", None) is nn.Sequential.forward
+
+
+def _flat(layers: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """(position, layer), with those of an nn.Sequential in its place; what has hooks is refused."""
+    for position, layer in layers:
+        if getattr(layer, "_forward_hooks", None) or getattr(layer, "_forward_pre_hooks", None):
+            raise ValueError(
+                f"layer {position}, {type(layer).__name__}, has forward hooks, which a bundle would not call: "
+                "remove them (handle.remove(), nn.utils.remove_weight_norm) or stop before it"
+            )
+        if _is_sequential(layer):
+            yield from _flat((f"{position}.{i}", inner) for i, inner in enumerate(layer))
+        else:
+            yield position, layer
+
+
+def _tower(
+    steps: list[Any], u: Any, sizes: Any, kinds: Any, method: str, options: dict[str, Any]
+) -> tuple[list[FeatureMap], Tensor, Tensor | None, tuple[float | None, ...], str | None]:
     """The paper's recursion: Vu + b is what the layers so far give, of features u that the maps so far give."""
     count = sum(activation is not None for _, _, activation in steps)
+    if sizes is None and count:
+        raise ValueError(f"name num_features=, the size of {count} maps: one number for all or a list of {count}")
     sizes, kinds = (list(a) if isinstance(a, list | tuple) else [a] * count for a in (sizes, kinds))
     if len(sizes) != count or len(kinds) != count:
         raise ValueError(f"num_features and feature_map are one for all or a list of {count}; got {sizes} and {kinds}")
-    maps, predicted, refusal, v, b = cast(Any, ([], [], None, None, None))
+    maps: list[FeatureMap] = []
+    predicted: list[float | None] = []
+    refusal: str | None = None
+    v: Any = None  # a Tensor from the first layer on, which is no activation
+    b: Tensor | None = None
     for position, layer, activation in steps:
         new: list[Any] = []
         if isinstance(layer, nn.Linear):

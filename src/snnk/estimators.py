@@ -3,11 +3,13 @@
     make_pipeline(StandardScaler(), SNNKFeatures(1024), Ridge())     or in one:     SNNKRegressor(1024)
 
 The regressor and the classifier standardise their inputs, keep float64 sums and nothing of the data, and can go on with
-`partial_fit`; the mean and scale of the inputs are then those of the first batch.
+`partial_fit`; the mean and scale of the inputs are then those of the first batch. `fit` solves at once, `partial_fit`
+leaves that to the first prediction after it: a batch costs only its sums, and may be too small to solve with.
 """
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import numpy as np
@@ -91,7 +93,7 @@ class SNNKFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Features)
 
     def fit(self, X: Any, y: Any = None) -> SNNKFeatures:
         self._start(validate_data(self, X, dtype=FLOATS))
-        self._n_features_out = self.n_components
+        self._n_features_out = int(self.n_components)
         return self
 
     def transform(self, X: Any) -> Array:
@@ -108,7 +110,8 @@ class SNNKFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Features)
 class _Closed(_Features):
     """Sums of features and targets, solved in closed form."""
 
-    solution_: LinearSolution
+    stats_: RidgeStats
+    _solved: tuple[LinearSolution, float] | None  # None: not yet, for the rows so far
 
     def __init__(
         self,
@@ -129,20 +132,48 @@ class _Closed(_Features):
         )
         self.alpha = alpha
 
+    @property
+    def solution_(self) -> LinearSolution:
+        """Weights and bias for all rows so far."""
+        return self._solution()[0]
+
+    @property
+    def alpha_(self) -> float:
+        """The penalty that `solution_` was solved with."""
+        return self._solution()[1]
+
+    def _solution(self) -> tuple[LinearSolution, float]:
+        if self._solved is None:
+            self._solved = self._solve()
+        return self._solved
+
+    def _solve(self) -> tuple[LinearSolution, float]:
+        """A solution of the sums, and its penalty."""
+        solution = self.stats_.solve(self._checked_alpha())
+        return solution, solution.lam
+
+    def _checked_alpha(self) -> float | str:
+        alpha: Any = self.alpha
+        if isinstance(alpha, str) and alpha == "gcv":
+            return alpha
+        if not isinstance(alpha, numbers.Real) or not 0 <= float(alpha) < float("inf"):
+            raise ValueError(f"alpha must be a number >= 0 or 'gcv'; got {alpha!r}")
+        return float(alpha)
+
     def _add(self, X: Array, y: Array, weight: Array | None, first: bool) -> None:
+        self._checked_alpha()  # before any row is counted
         if first:
             self._start(X, weight)
             block = torch.float32 if X.dtype == np.float32 else torch.float64  # rounded to the digits that X has
             self.stats_ = RidgeStats(self.n_components, y.shape[1], block_dtype=block)
+        self._solved = None
         for start in range(0, len(X), ROWS):
             part = slice(start, start + ROWS)
             w = None if weight is None else torch.from_numpy(weight[part])
             self.stats_.update(self._phi(X[part]), torch.from_numpy(y[part]), w)
-        solution = self.stats_.solve(self.alpha)
-        self.solution_, self.alpha_ = solution, solution.lam
 
     def _outputs(self, X: Any) -> Array:
-        check_is_fitted(self)
+        check_is_fitted(self, "stats_")
         X = validate_data(self, X, dtype=FLOATS, reset=False)
         parts = [self.solution_.predict(self._phi(X[i : i + ROWS]).double()) for i in range(0, len(X), ROWS)]
         return torch.cat(parts).numpy()
@@ -162,10 +193,11 @@ class SNNKRegressor(RegressorMixin, _Closed):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> SNNKRegressor:
-        return self._fit(X, y, sample_weight, first=True)
+        self._fit(X, y, sample_weight, first=True)._solution()
+        return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> SNNKRegressor:
-        """Add rows to the sums and solve again."""
+        """Add rows to the sums; the next prediction solves again."""
         return self._fit(X, y, sample_weight, first=not hasattr(self, "stats_"))
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, first: bool) -> SNNKRegressor:
@@ -190,7 +222,7 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
 
     Args:
         n_components, feature_map, bandwidth, standardize, random_state: as for SNNKFeatures.
-        alpha: penalty, or "gcv"; for the discriminant its shrinkage, 0 to 1.
+        alpha: penalty, or "gcv"; for the discriminant a number, its shrinkage, 0 to 1.
         discriminant: take the linear discriminant from the same sums instead of least squares.
 
     Example:
@@ -199,6 +231,9 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
         >>> bool(SNNKClassifier(128, random_state=0).fit(X, y).score(X, y) > 0.95)
         True
     """
+
+    classes_: Array
+    class_count_: Array  # weight of the rows of each
 
     def __init__(
         self,
@@ -222,10 +257,11 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
         self.discriminant = discriminant
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> SNNKClassifier:
-        return self._fit(X, y, sample_weight, None, first=True)
+        self._fit(X, y, sample_weight, None, first=True)._solution()
+        return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> SNNKClassifier:
-        """Add rows to the sums and solve again; the first call needs `classes` unless it sees all of them."""
+        """Add rows to the sums; the first call needs `classes` unless it sees all. The next prediction solves again."""
         return self._fit(X, y, sample_weight, classes, first=not hasattr(self, "stats_"))
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, classes: Any, first: bool) -> SNNKClassifier:
@@ -239,13 +275,27 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
         if len(unknown):
             raise ValueError(f"y has classes {unknown} that are not among {self.classes_}; name all in the first call")
         weight = None if sample_weight is None else _check_sample_weight(sample_weight, X, dtype=np.float64)
-        self._add(X, (y[:, None] == self.classes_).astype(np.float64), weight, first)
+        one_hot = (y[:, None] == self.classes_).astype(np.float64)
+        self._add(X, one_hot, weight, first)
+        count = one_hot.sum(0) if weight is None else weight @ one_hot
+        self.class_count_ = count if first else self.class_count_ + count
         return self
 
-    def _add(self, X: Array, y: Array, weight: Array | None, first: bool) -> None:
-        super()._add(X, y, weight, first)
-        if self.discriminant:
-            self.solution_ = self.stats_.discriminant(float(self.alpha))
+    def _solve(self) -> tuple[LinearSolution, float]:
+        if not self.discriminant:
+            return super()._solve()
+        shrinkage, missing = float(self._checked_alpha()), self.classes_[self.class_count_ == 0]
+        if len(missing):
+            raise ValueError(f"a discriminant needs rows of every class; got none of {missing}: add some first")
+        return self.stats_.discriminant(shrinkage), shrinkage
+
+    def _checked_alpha(self) -> float | str:
+        if not self.discriminant:
+            return super()._checked_alpha()
+        alpha: Any = self.alpha
+        if not isinstance(alpha, numbers.Real) or not 0 <= float(alpha) <= 1:
+            raise ValueError(f"alpha of a discriminant is its shrinkage, a number from 0 to 1; got {alpha!r}")
+        return float(alpha)
 
     def decision_function(self, X: Any) -> Array:
         outputs = self._outputs(X)

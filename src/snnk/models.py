@@ -67,6 +67,7 @@ class FitConfig:
     def __post_init__(self) -> None:
         _checks.choose(self.feature_map, MAPS, "feature map")
         m = _checks.positive_int(self.num_features, "num_features")
+        object.__setattr__(self, "num_features", m)  # a numpy integer is no JSON
         if self.feature_map == "fourier" and m % 2:
             raise ValueError(f"num_features must be even for 'fourier', cos and sin come in pairs; got {m}")
         _checks.positive(self.bandwidth, "bandwidth")

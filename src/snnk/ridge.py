@@ -120,9 +120,13 @@ class RidgeFactor:
 
     def solve(self, lam: float, score: float | None = None, path: Rows = ()) -> RidgeSolution:
         """The solution at one lam; `score` and `path` are handed on to it."""
-        k, rank, lam = len(self.vectors), len(self.values), float(lam)
+        k, rank, expected = len(self.vectors), len(self.values), "lam must be a number >= 0, several, 'gcv' or 'kfold'"
+        try:
+            lam = float(lam)
+        except (TypeError, ValueError):
+            raise TypeError(f"{expected}; got {lam!r}") from None
         if not 0 <= lam < math.inf:
-            raise ValueError(f"lam must be a number >= 0, several of them, 'gcv' or 'kfold'; got {lam}")
+            raise ValueError(f"{expected}; got {lam}")
         if lam == 0 and rank < k:
             raise ValueError(
                 f"lam = 0 needs full rank; got {rank} of {k} features, condition number {self.condition:.1e}. "
@@ -147,7 +151,8 @@ class RidgeStats:
             directions below 5e-7 of the largest eigenvalue are left out, and residuals below 1e-6 of yy are noise.
         device: of the sums.
 
-    `note` is a text of yours that goes into the file with the sums, for example which rows they cover.
+    `note` is a text of yours that goes into the file with the sums, for example which rows they cover. Of two that are
+    merged it stays if both have the same, and else is emptied: it would speak of the rows of one.
 
     Example:
         >>> phi, y = torch.eye(4), torch.arange(4.0)
@@ -232,6 +237,7 @@ class RidgeStats:
         if not torch.equal(self.shift, other.shift.to(self.shift)) and bool(other.rows.any()):
             other = copy.deepcopy(other).reshift_(self.shift)
         self.sums.add_(other.sums.to(self.sums))
+        self.note = self.note if self.note == other.note else ""
         return self
 
     def __add__(self, other: RidgeStats) -> RidgeStats:
@@ -308,7 +314,8 @@ class RidgeStats:
             score = self._held_out(num_features) if lam == "kfold" else None
             return self.factor(num_features).search(score)
         factor = self.factor(num_features)
-        return [factor.solve(x) for x in lam] if isinstance(lam, Iterable) else factor.solve(lam)
+        several = isinstance(lam, Iterable) and getattr(lam, "ndim", 1) > 0  # a tensor of no dimension is a number
+        return [factor.solve(x) for x in lam] if several else factor.solve(lam)
 
     def discriminant(self, shrinkage: float = 0.0, *, num_features: int | None = None) -> LinearSolution:
         """Linear discriminant analysis from the same sums, for one-hot y: softmax of `predict(phi)` is the posterior.
@@ -358,6 +365,9 @@ class RidgeStats:
             raise ValueError(f"num_features must be at most {m}, the features of the sums; got {k}")
         if float(self.rows.min()) < 0 or not bool(self.rows.any()):
             raise ValueError(f"no rows to solve for, or more removed than added: {self.rows.tolist()} in the folds")
+        weight = float(self.sums[:, 0, 0].sum())
+        if weight <= 0:
+            raise ValueError(f"weights of {int(self.rows.sum())} rows sum to {weight:g}, rounded: scale the weights up")
         sums = torch.cat([self.sums[folds, : 1 + k], self.sums[folds, -1:]], 1).sum(0)
         if not bool(sums.isfinite().all()):
             raise ValueError("the sums overflowed: scale phi and y down, or use block_dtype=torch.float64")
@@ -368,10 +378,13 @@ class RidgeStats:
         centred = torch.addr(sums[1:-1, 1:], first[:k], first, alpha=-1 / n)  # (k, k + t)
         values, vectors = torch.linalg.eigh(centred[:, :k], UPLO="U")
         keep = values > self._tolerance(k) * values[-1].clamp_min(0)
+        # Rows about their mean span one direction less; where almost all were removed, rounding stands above the rest.
+        rows = int(sums[-1, 0])
+        keep[: max(k - (rows - 1), 0)] = False
         vectors, target = vectors[:, keep], vectors[:, keep].T @ centred[:, k:]
         mean = first / n + torch.cat([self.shift[:k], self.shift[self.num_features :]])
         power = sums[-1, 1 + k :] - first[k:].square() / n
-        return RidgeFactor(values[keep], vectors, target, mean, power, n, int(sums[-1, 0]), _condition(values))
+        return RidgeFactor(values[keep], vectors, target, mean, power, n, rows, _condition(values))
 
     def _held_out(self, num_features: int | None) -> Callable[[Tensor], Tensor]:
         """Squared error on the folds left out, mean over rows and targets, as a function of lams (L,) -> (L,)."""
@@ -381,8 +394,8 @@ class RidgeStats:
         k, n = len(total) - 2, float(total[0, 0])
         for f in range(self.folds):
             held = self._sums(num_features, slice(f, f + 1))
-            if held[-1, 0] == total[-1, 0]:
-                raise ValueError(f"all rows are in fold {f}: spread them over the {self.folds} folds")
+            if held[-1, 0] == total[-1, 0] or held[0, 0] >= n:
+                raise ValueError(f"all rows are in fold {f}, or all weight: spread them over the {self.folds} folds")
             factor = self._factor(total - held)
             _translate(held, (held - total)[0, 1:] / factor.total_weight)  # about the means of the training rows
             gram, cross, squares = held[1:-1, 1 : 1 + k], held[1:-1, 1 + k :], held[-1, 1 + k :]

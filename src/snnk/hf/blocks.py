@@ -206,7 +206,7 @@ def replace_(
         feature_map = make_feature_map(kind, ffn.in_features, num_features or kind.num_features, **options)
         kind, num_features = "features", feature_map.num_features
     elif _checks.choose(kind, [k for k in KINDS if k != "features"], "kind") in FEATURE_MAPS:
-        _checks.positive_int(num_features, "num_features")
+        num_features = _checks.positive_int(num_features, "num_features")
         feature_map = make_feature_map(kind, ffn.in_features, num_features or 0, seed=seed, **place, **options)
     elif options:
         raise TypeError(f"{', '.join(options)}: only feature maps have options; {kind!r} has none")
