@@ -28,6 +28,9 @@ slow: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/estimators.py
 	$(BIN)/python benchmarks/layers.py
+	$(BIN)/python benchmarks/bundle.py
+	$(BIN)/python benchmarks/bundled.py
+	$(BIN)/python benchmarks/fit.py
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

@@ -5,8 +5,8 @@
 
 The data is the UCI set as one Parquet file, 54 columns and Cover_Type; --quick makes a small table of that shape
 itself, and says nothing about either figure. Bandwidth and penalty are chosen for ours and RBFSampler (Nystroem, which
-has the same kernel, takes those of RBFSampler) with up to 2048 features on 20,000 of
-100,000 training rows; the test fifth is looked at once. Inputs are float32 for all.
+has the same kernel, takes those of RBFSampler) with up to 2048 features on 20,000 of 100,000 training rows; the test
+fifth is looked at once. Inputs are float32 for all.
 """
 
 from __future__ import annotations
