@@ -25,6 +25,7 @@ from snnk.features import ProjectedURF
 from snnk.hf.agreement import agreement, outputs_of
 from snnk.hf.architectures import FFN, Observation, observe
 from snnk.hf.blocks import Replacement, replace_
+from snnk.hf.counting import stored
 from snnk.hf.plan import FEATURES, KEPT, PENALTY, BlockPlan, Plan, evaluating, importance, make_map, place, tokens_of
 from snnk.hf.recover import recover_
 from snnk.ridge import RidgeStats
@@ -329,5 +330,4 @@ def _dtype(ffn: FFN) -> torch.dtype:
 
 
 def _parameters(model: Any) -> int:
-    tensors = {t.data_ptr(): t for t in model.state_dict(keep_vars=True).values() if t.numel()}
-    return sum(t.numel() for t in tensors.values())
+    return sum(tensor.numel() for tensor in stored(model).values())

@@ -25,6 +25,7 @@ from snnk.atoms import choose_atoms
 from snnk.features import ArcCosine, FeatureMap, ProjectedURF
 from snnk.hf.architectures import FFN, Observation, find_ffns, observe
 from snnk.hf.blocks import replace_
+from snnk.hf.counting import stored
 from snnk.ridge import RidgeStats
 
 FORMAT = "snnk.Plan/1"
@@ -283,10 +284,9 @@ def _budget(model: Any, ffns: list[FFN], keep: Any, size: Any, speedup: Any) -> 
             raise ValueError(f"keep must be above 0 and at most 1; got {keep!r}")
         return keep * here
     if size is not None:
-        tensors = {t.data_ptr() if not t.is_meta else id(t): t for t in model.state_dict(keep_vars=True).values()}
-        stored = sum(t.numel() * t.element_size() for t in tensors.values())
+        whole = sum(tensor.nbytes for tensor in stored(model).values())
         each = ffns[0].up_weight().element_size()
-        wanted, rest = _bytes(size), stored - here * each
+        wanted, rest = _bytes(size), whole - here * each
         if wanted <= rest:
             raise ValueError(
                 f"target_size {size} cannot be reached: without these blocks the model takes {rest / 1e6:.1f} MB"
