@@ -19,8 +19,9 @@ LEVELS = [
     {"models", "bounds"},
     {"stream"},
     {"estimators", "peft", "hf"},
+    {"finetune"},
     {"experiments"},
-    {"_cli_compress", "_cli_demo"},
+    {"_cli_compress", "_cli_demo", "_cli_finetune", "_cli_reproduce"},
     {"cli"},
 ]
 

@@ -1,12 +1,14 @@
 """Scalable neural network kernels: f(Wx + b) as phi(x) . psi(W, b)."""
 
 from snnk.activations import ACTIVATIONS, Activation, Spectrum
+from snnk.adapters import SNNKAdapter
 from snnk.bounds import ErrorBound, error_bound
 from snnk.bundle import Bundled, BundleReport, bundle
 from snnk.features import (
     FEATURE_MAPS,
     URF,
     ArcCosine,
+    Directions,
     FeatureMap,
     PowerSeries,
     ProjectedURF,
@@ -28,6 +30,7 @@ __all__ = [
     "ArcCosine",
     "BundleReport",
     "Bundled",
+    "Directions",
     "ErrorBound",
     "FeatureMap",
     "PowerSeries",
@@ -35,6 +38,7 @@ __all__ = [
     "Projection",
     "RidgeSolution",
     "RidgeStats",
+    "SNNKAdapter",
     "SNNKLinear",
     "Sampled",
     "Spectrum",

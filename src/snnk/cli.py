@@ -22,8 +22,11 @@ except ImportError as missing:
 
 import snnk
 from snnk import _checks, stream
+from snnk._cli_reproduce import list_experiments, reproduce
 from snnk.activations import ACTIVATIONS
 from snnk.experiments import EXPERIMENTS, estimate
+from snnk.experiments.data import Source
+from snnk.experiments.page import write_page
 from snnk.experiments.records import Results, save_figure
 from snnk.models import MAPS, FitConfig, TableModel, write_json
 
@@ -79,7 +82,7 @@ def _table(title: str, columns: dict[str, str], rows: Iterable[dict[str, Any]]) 
     for heading in columns.values():
         table.add_column(heading, justify="right")
     for row in rows:
-        values = (row[key] for key in columns)
+        values = (row.get(key) for key in columns)
         table.add_row(*(f"{v:.4g}" if isinstance(v, float) else "-" if v is None else str(v) for v in values))
     return table
 
@@ -134,28 +137,32 @@ def estimate_command(
     _estimate(config, out)
 
 
-@app.command(epilog="Example: snnk reproduce pointwise --quick")
-def reproduce(
+@app.command("reproduce", epilog="Example: snnk reproduce mnist --data-dir data --out results")
+def reproduce_command(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(EXPERIMENTS)}.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="A small configuration, seconds instead of minutes.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All experiments, one after the other.")] = False,
     show: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Write README.md of all claims from the rows in --out.")] = False,
+    data_dir: Annotated[
+        str | None, typer.Option("--data-dir", help="Folder with the data sets, or hub to load them from there.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Folder or hub name of a pretrained model.")] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="Runs, each with its own seed.", min=1)] = None,
     out: Out = Path("results"),
 ) -> None:
-    """Reproduce a figure or table of the paper; a run that was stopped goes on where it was."""
+    """Reproduce figures and tables of the paper; a run that was stopped goes on where it was."""
     if show:
-        rows = [{"name": n, "stands": e.FIGURE, "needs": e.NEEDS, "time": e.TIME} for n, e in EXPERIMENTS.items()]
-        console.print(_table("", {"name": "name", "stands": "stands for", "needs": "needs", "time": "time"}, rows))
+        list_experiments(console)
         return
-    if not name:
+    if page:
+        _wrote(write_page(out))
+        return
+    if not name and not everything:
         raise ValueError(f"name an experiment: {', '.join(EXPERIMENTS)}; or see snnk reproduce --list")
-    experiment = _checks.look_up(name, EXPERIMENTS, "experiment")
-    config = experiment.QUICK if quick else experiment.Config()
-    results = Results(out / f"{name}.json", config)
-    list(track(experiment.run(config, results), name, total=experiment.total(config), console=console, transient=True))
-    columns = {key: key.replace("_", " ") for key in results.rows[0]}
-    console.print(_table(f"{name}: {experiment.FIGURE}", columns, results))
-    console.print(_table("claims", {"paper": "paper", "ours": "ours", "holds": "holds"}, experiment.claims(results)))
-    _wrote(save_figure(experiment.plot(results), out / f"{name}.png"), results.path)
+    names = list(EXPERIMENTS) if everything else [_checks.choose(name, EXPERIMENTS, "experiment")]
+    for each in names:
+        _wrote(*reproduce(each, Source(data_dir, model), out, console, _table, quick=quick, seeds=seeds))
 
 
 @app.command("fit", epilog="Example: snnk fit train.parquet --target price --features 4096 --out model")

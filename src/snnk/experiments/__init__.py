@@ -1,9 +1,18 @@
-"""One file for each figure or table of the paper: a configuration, `run` yielding `total` rows, `plot`, `claims`."""
+"""One file for each figure or table of the paper: a configuration, `run` yielding `total` rows, `plot`, `claims`.
+
+A module has FIGURE, NEEDS and TIME for the list; `Config` with the paper's hyperparameters, and QUICK; `run(config,
+results, source)`, which takes rows over that are done; `plot(results)` and `claims(results)`, which read rows only.
+"""
 
 from __future__ import annotations
 
 from types import ModuleType
 
-from snnk.experiments import bundled_transformers, pointwise
+from snnk.experiments import bundled_transformers, mnist, pointwise, uci
 
-EXPERIMENTS: dict[str, ModuleType] = {"pointwise": pointwise, "bundled-transformers": bundled_transformers}
+EXPERIMENTS: dict[str, ModuleType] = {
+    "pointwise": pointwise,
+    "mnist": mnist,
+    "uci": uci,
+    "bundled-transformers": bundled_transformers,
+}

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from snnk.experiments.data import NOWHERE, Source
 from snnk.experiments.records import Results, Row
 
 FIGURE = "bundling table"
@@ -91,7 +92,7 @@ def _as_one_object(model: Any, ffns: list[Any], k: int) -> int:
     return numbers
 
 
-def run(config: Config, results: Results) -> Iterator[Row]:
+def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
     """One row for each model, form and k."""
     try:
         from snnk.hf import find_ffns, replace_, replace_ffn_

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from snnk.experiments.data import NOWHERE, Source
 from snnk.experiments.records import Results, Row
 from snnk.features import URF, ArcCosine, FeatureMap
 
@@ -73,7 +74,7 @@ def total(config: Config) -> int:
     return 3 * len(config.sine) + 2 * len(config.arccos)
 
 
-def run(config: Config, results: Results) -> Iterator[Row]:
+def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
     """One row for each layer, estimator and p."""
     generator = torch.Generator().manual_seed(config.seed)
     x, w = torch.rand(2, 1, config.dim, generator=generator) / config.dim**0.5

@@ -8,7 +8,7 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,23 +50,22 @@ class Results:
         path: the file. It is replaced as a whole under a temporary name, so it is never half-written.
         config: a dataclass instance; rows of another configuration, version or commit in the file are not taken over.
         resume: take over rows at all; a benchmark measures anew.
+        source: names of data and model, kept beside the configuration.
     """
 
-    def __init__(self, path: Path, config: Any, *, resume: bool = True) -> None:
+    def __init__(
+        self, path: Path, config: Any, *, resume: bool = True, source: Mapping[str, str] | None = None
+    ) -> None:
         self.path = path
-        self.config = asdict(config)
+        self.config = {**asdict(config), **({"source": dict(source)} if source else {})}
         self.environment = environment()
         key = [self.config, self.environment["snnk"], self.environment["commit"]]
         self.hash = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
         self.rows: list[Row] = []
         if path.exists():
-            try:
-                stored = json.loads(path.read_text())
-                known, rows = stored["config_hash"], [dict(row) for row in stored["rows"]]
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{path} is not a result file of snnk; move it away or name another --out") from error
-            if resume and known == self.hash:
-                self.rows = rows
+            stored = Stored(path)
+            if resume and stored.hash == self.hash:
+                self.rows = stored.rows
 
     def find(self, **key: Any) -> Row | None:
         """The row with these values, if it has been computed."""
@@ -85,6 +84,20 @@ class Results:
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
+
+
+class Stored(Results):
+    """The rows of a file as they are, to plot and to state claims from."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            stored = json.loads(path.read_text())
+            self.config, self.environment = dict(stored["config"]), dict(stored["environment"])
+            self.hash = str(stored["config_hash"])
+            self.rows = [dict(row) for row in stored["rows"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is not a result file of snnk; move it away or name another --out") from error
+        self.path = path
 
 
 def save_figure(figure: Any, path: Path) -> Path:

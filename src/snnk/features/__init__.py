@@ -10,6 +10,7 @@ from snnk import _checks
 from snnk.activations import ACTIVATIONS
 from snnk.features.arccos import ArcCosine
 from snnk.features.base import FeatureMap, UnreachableError
+from snnk.features.directions import Directions
 from snnk.features.power import PowerSeries
 from snnk.features.projected import ProjectedURF
 from snnk.features.sampled import Sampled
@@ -47,6 +48,7 @@ __all__ = [
     "FEATURE_MAPS",
     "URF",
     "ArcCosine",
+    "Directions",
     "FeatureMap",
     "PowerSeries",
     "ProjectedURF",

@@ -1,0 +1,52 @@
+"""What `snnk reproduce` does, beside the command's options."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from snnk.experiments import EXPERIMENTS
+from snnk.experiments.data import Source
+from snnk.experiments.records import Results, save_figure
+
+Show = Callable[[str, dict[str, str], Any], Table]
+
+
+def list_experiments(console: Console) -> None:
+    """One line for each experiment: what it stands for, what it needs, how long it takes."""
+    table = Table()
+    table.add_column("name", no_wrap=True)
+    for heading in ("stands for", "needs", "time"):
+        table.add_column(heading)
+    for name, experiment in EXPERIMENTS.items():
+        table.add_row(name, experiment.FIGURE, experiment.NEEDS, experiment.TIME)
+    console.print(table)
+
+
+def reproduce(
+    name: str, source: Source, out: Path, console: Console, show: Show, *, quick: bool, seeds: int | None
+) -> tuple[Path, Path]:
+    """Run an experiment, or what is left of it; returns its picture and its rows."""
+    experiment = EXPERIMENTS[name]
+    config = experiment.QUICK if quick else experiment.Config()
+    if seeds is not None:
+        if "seeds" not in {field.name for field in fields(config)}:
+            raise ValueError(f"{name} takes no --seeds: what is random in it is averaged already, or nothing is")
+        config = replace(config, seeds=seeds)
+    results = Results(out / f"{name}.json", config, source=source.names)
+    start = time.perf_counter()
+    rows = experiment.run(config, results, source)
+    list(track(rows, name, total=experiment.total(config), console=console, transient=True))
+    keys = dict.fromkeys(key for row in results for key, value in row.items() if not isinstance(value, list | dict))
+    console.print(show(f"{name}: {experiment.FIGURE}", {key: key.replace("_", " ") for key in keys}, results))
+    columns = {"paper": "paper", "ours": "ours", "holds": "holds"}
+    console.print(show("claims", columns, experiment.claims(results)))
+    console.print(f"{name}: {time.perf_counter() - start:.0f} s", highlight=False)
+    return save_figure(experiment.plot(results), out / f"{name}.png"), results.path
