@@ -106,11 +106,14 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a small model made here")
     parser.add_argument("--model", type=Path, help="folder of an encoder")
     parser.add_argument("--data", type=Path, help="folder with SST-2 and CoLA as .tsv.gz")
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/classifiers.json"))
     args = parser.parse_args()
     if not args.quick and not (args.model and args.data):
         parser.error("name --model and --data, or --quick for a model made here")
-    config = Config("quick", tasks=("made here",), keeps=(0.5,)) if args.quick else Config(args.model.name)
+    config = Config("" if args.quick else args.model.name, threads=args.threads)
+    if args.quick:
+        config = Config("quick", tasks=("made here",), keeps=(0.5,))
     torch.set_num_threads(config.threads)
     results = Results(args.out, config)
     for task in config.tasks:
