@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from snnk.cli import main
-from snnk.experiments import EXPERIMENTS, data, mnist, uci
+from snnk.experiments import EXPERIMENTS, data, mnist, trainable_parameters, uci
 from snnk.experiments.page import write_page
 from snnk.experiments.records import Results, Stored
 from snnk.experiments.training import evaluate, fit_classifier
@@ -206,3 +206,17 @@ def test_every_experiment_has_its_parts():
     for name, module in EXPERIMENTS.items():
         assert module.FIGURE and module.NEEDS and module.TIME and module.__doc__, name
         assert module.total(module.QUICK) > 0 and hash(module.QUICK) is not None
+
+
+def test_trainable_parameters(tmp_path):
+    config = trainable_parameters.QUICK
+    results = Results(tmp_path / "rows.json", config)
+    rows = {r["method"]: r["trained"] for r in trainable_parameters.run(config, results) if r["model"] == "BERT"}
+    assert len(results.rows) == trainable_parameters.total(config)
+    assert rows["SNNK adapters"] == 24 * (768 * 16 + 768) == 313_344
+    assert rows["Houlsby adapters"] == 24 * (2 * 768 * 48 + 48 + 768)
+    assert rows["Pfeiffer adapters"] == rows["Houlsby adapters"] / 2
+    assert rows["LoRA"] == 12 * 2 * 2 * 768 * 8
+    assert rows["SNNK pooler and classifier, merged"] == 512 * 2 + 2
+    holds = {c["paper"]: c["holds"] for c in trainable_parameters.claims(results)}
+    assert [claim for claim, held in holds.items() if not held] == ["BERT, pooler and classifier: 0.059 M"]

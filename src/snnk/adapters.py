@@ -5,6 +5,8 @@ phi is frozen, A and the gate v are trained. v starts at zero, so that the adapt
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snnk import _checks
-from snnk.features import FeatureMap, make_feature_map
+from snnk.features import Directions, FeatureMap, make_feature_map
 from snnk.projections import make_generator
 
 
@@ -108,3 +110,144 @@ class SNNKAdapter(nn.Module):
     def extra_repr(self) -> str:
         trained = sum(p.numel() for p in self.parameters() if p.requires_grad)
         return f"dim={self.dim}, num_features={self.num_features}, trainable={trained}"
+
+
+class Moments:
+    """Sums over inputs x (n, d) of an adapter, and over gradients g (n, d) of the loss behind it, in float64."""
+
+    def __init__(self, dim: int) -> None:
+        self.count = 0
+        self.x, self.xx, self.g, self.gx = (torch.zeros(s, dtype=torch.float64) for s in ((dim,), (dim, dim)) * 2)
+
+    def add(self, x: Tensor, g: Tensor | None = None) -> None:
+        x = x.detach().cpu().double()
+        self.count += len(x)
+        self.x += x.sum(0)
+        self.xx += x.T @ x
+        if g is not None:
+            g = g.detach().cpu().double()
+            self.g += g.sum(0)
+            self.gx += g.T @ x
+
+    @property
+    def mean(self) -> Tensor:
+        return self.x / self.count
+
+    def covariance(self) -> Tensor:
+        """Of x, (d, d)."""
+        return self.xx / self.count - torch.outer(self.mean, self.mean)
+
+    def cross(self) -> Tensor:
+        """Of g with x, (d, d)."""
+        return self.gx / self.count - torch.outer(self.g / self.count, self.mean)
+
+
+def _pca(moments: Moments, count: int) -> Tensor:
+    return torch.linalg.eigh(moments.covariance())[1].T.flip(0)[:count]
+
+
+def _gradient(moments: Moments, count: int) -> Tensor:
+    return torch.linalg.svd(moments.cross())[2][:count]
+
+
+# (moments, m) -> directions (m, d), the most telling first; they are scaled to unit variance afterwards
+METHODS: dict[str, Callable[[Moments, int], Tensor]] = {"pca": _pca, "gradient": _gradient}
+
+
+def fit_projections_(
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Any]],
+    method: str = "pca",
+    *,
+    loss: Callable[[nn.Module, Mapping[str, Any]], Tensor] | None = None,
+    max_batches: int = 20,
+) -> nn.Module:
+    """Point the features of new adapters along directions of their own inputs, in one pass over a few batches.
+
+    Args:
+        model: with adapters that are not trained yet and have `Directions` as feature map (in PEFT:
+            projection="pca" or "gradient").
+        batches: keyword arguments of the model, such as a DataLoader gives; `attention_mask` is respected.
+        method: "pca", the inputs' principal directions, or "gradient", those in which the inputs tell most about the
+            gradient of the loss behind the adapter; that needs labels in the batches.
+        loss: (model, batch) -> scalar; by default model(**batch).loss.
+        max_batches: how many are enough.
+
+    Example:
+        >>> adapter, x = SNNKAdapter(8, 2, Directions(8, 2, lambda z: z)), torch.randn(64, 8)
+        >>> phi = fit_projections_(adapter, [{"x": x}]).feature_map(x)
+        >>> bool(torch.allclose(phi.var(0, correction=0), torch.ones(2), atol=1e-4))
+        True
+    """
+    fit = _checks.look_up(method, METHODS, "method")
+    adapters = {name: m for name, m in model.named_modules() if isinstance(m, SNNKAdapter)}
+    adapters = {name: m for name, m in adapters.items() if isinstance(m.feature_map, Directions)}
+    if not adapters:
+        raise ValueError("no adapter of the model has features along directions; make them with Directions(...)")
+    small = [f"{name} ({m.num_features} of {m.dim})" for name, m in adapters.items() if m.num_features > m.dim]
+    if small:
+        raise ValueError(f"more features than directions: {', '.join(small)}")
+    found = {name: Moments(adapter.dim) for name, adapter in adapters.items()}
+    device = next(model.parameters()).device
+    gradients = method == "gradient"
+    training = model.training
+    model.eval()
+    try:
+        for i, batch in enumerate(batches):
+            if i == max_batches:
+                break
+            batch = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
+            mask = batch.get("attention_mask")
+            with _watched(adapters, found, None if mask is None else mask.bool().flatten(), gradients):
+                if gradients:
+                    value = model(**batch).loss if loss is None else loss(model, batch)
+                    value.backward()
+                else:
+                    with torch.no_grad():
+                        model(**batch)
+    finally:
+        model.train(training)
+        if gradients:
+            model.zero_grad(set_to_none=True)
+    for name, adapter in adapters.items():
+        moments = found[name]
+        if moments.count <= adapter.num_features:
+            raise ValueError(f"{name} saw {moments.count} tokens; more than {adapter.num_features} are needed")
+        rows = fit(moments, adapter.num_features)
+        spread = torch.einsum("md,de,me->m", rows, moments.covariance(), rows).clamp_min(0).sqrt()
+        rows = rows / spread.clamp_min(1e-6 * spread.max().clamp_min(1e-30))[:, None]
+        fm: Any = adapter.feature_map
+        fm.set_(rows.to(fm.projection.device), moments.mean)
+    return model
+
+
+@contextmanager
+def _watched(
+    adapters: dict[str, SNNKAdapter], found: dict[str, Moments], mask: Tensor | None, gradients: bool
+) -> Iterator[None]:
+    """Add to `found` what each adapter reads, and the gradient at what it adds, which is that at its output."""
+
+    def watch(adapter: SNNKAdapter, moments: Moments) -> Callable[[Tensor], Tensor]:
+        def rows(x: Tensor) -> Tensor:
+            flat = x.detach().reshape(-1, adapter.dim)
+            return flat[mask] if mask is not None and len(mask) == len(flat) else flat
+
+        def delta(x: Tensor) -> Tensor:
+            y = SNNKAdapter.delta(adapter, x)
+            if not gradients:
+                moments.add(rows(x))
+            elif y.requires_grad:
+                y.register_hook(lambda g: moments.add(rows(x), rows(g)))
+            else:
+                raise ValueError("directions of the gradient need an adapter that trains; this one is frozen")
+            return y
+
+        return delta
+
+    for name, adapter in adapters.items():
+        vars(adapter)["delta"] = watch(adapter, found[name])  # in front of the method
+    try:
+        yield
+    finally:
+        for adapter in adapters.values():
+            del vars(adapter)["delta"]

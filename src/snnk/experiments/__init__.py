@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from snnk.experiments import bundled_transformers, mnist, pointwise, uci
+from snnk.experiments import bundled_transformers, mnist, pointwise, trainable_parameters, uci
 
 EXPERIMENTS: dict[str, ModuleType] = {
     "pointwise": pointwise,
     "mnist": mnist,
     "uci": uci,
+    "trainable-parameters": trainable_parameters,
     "bundled-transformers": bundled_transformers,
 }
