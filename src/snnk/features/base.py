@@ -149,7 +149,7 @@ class FeatureMap(nn.Module):
     def _fill(self, **values: Tensor) -> None:
         """Copy new values into the buffers of those names, keeping their device and dtype."""
         for name, value in values.items():
-            self.get_buffer(name).copy_(value)
+            getattr(self, name).copy_(value)  # a buffer, or a parameter where an adapter trains it
 
     def extra_repr(self) -> str:
         tail = "" if self.normalize == "none" else f", normalize={self.normalize}"

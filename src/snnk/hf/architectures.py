@@ -28,6 +28,7 @@ class Architecture:
         gate: name of the linear layer that the activation is applied to, if the block is gated.
         sum: name of the module whose input is residual + block output; "" if it is the output of the layer.
         scale: name of a parameter that the block's output is multiplied with before the sum.
+        attention: name of the linear layer that attention ends with; adapters stand behind it too.
     """
 
     block: str
@@ -37,15 +38,30 @@ class Architecture:
     gate: str | None = None
     sum: str = ""
     scale: str | None = None
+    attention: str | None = None
 
 
 _BERT = Architecture(
-    "encoder.layer.{}", "intermediate.dense", "intermediate.intermediate_act_fn", "output.dense", sum="output.LayerNorm"
+    "encoder.layer.{}",
+    "intermediate.dense",
+    "intermediate.intermediate_act_fn",
+    "output.dense",
+    sum="output.LayerNorm",
+    attention="attention.output.dense",
 )
-_DISTILBERT = Architecture("transformer.layer.{}", "ffn.lin1", "ffn.activation", "ffn.lin2", sum="output_layer_norm")
-_OPT = Architecture("decoder.layers.{}", "fc1", "activation_fn", "fc2")
-_VIT = Architecture("layers.{}", "mlp.fc1", "mlp.activation_fn", "mlp.fc2")
-_LLAMA = Architecture("layers.{}", "mlp.up_proj", "mlp.act_fn", "mlp.down_proj", gate="mlp.gate_proj")
+_DISTILBERT = Architecture(
+    "transformer.layer.{}",
+    "ffn.lin1",
+    "ffn.activation",
+    "ffn.lin2",
+    sum="output_layer_norm",
+    attention="attention.out_lin",
+)
+_OPT = Architecture("decoder.layers.{}", "fc1", "activation_fn", "fc2", attention="self_attn.out_proj")
+_VIT = Architecture("layers.{}", "mlp.fc1", "mlp.activation_fn", "mlp.fc2", attention="attention.o_proj")
+_LLAMA = Architecture(
+    "layers.{}", "mlp.up_proj", "mlp.act_fn", "mlp.down_proj", gate="mlp.gate_proj", attention="self_attn.o_proj"
+)
 
 # By config.model_type, with a "+" and a variant where VARIANTS says so. A new row needs a tiny configuration in
 # tests/test_hf_architectures.py, and nothing else: the tests of wiring and of saving run over all rows.
@@ -57,10 +73,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "dinov2": replace(_VIT, block="encoder.layer.{}", scale="layer_scale2.lambda1"),
     "distilbert": _DISTILBERT,
     "electra": _BERT,
-    "gpt2": Architecture("h.{}", "mlp.c_fc", "mlp.act", "mlp.c_proj"),
+    "gpt2": Architecture("h.{}", "mlp.c_fc", "mlp.act", "mlp.c_proj", attention="attn.c_proj"),
     "llama": _LLAMA,
     "mistral": _LLAMA,
-    "mpnet": _BERT,
+    "mpnet": replace(_BERT, attention="attention.attn.o"),
     "opt": _OPT,
     "opt+post-norm": replace(_OPT, sum="final_layer_norm"),
     "qwen2": _LLAMA,
@@ -183,6 +199,12 @@ class FFN:
         return layer
 
 
+def kind_of(config: Any) -> str:
+    """The name in ARCHITECTURES that a model with this configuration has, or would have."""
+    kind = str(getattr(config, "model_type", ""))
+    return kind + VARIANTS[kind](config) if kind in VARIANTS else kind
+
+
 def find_ffns(model: Any) -> list[FFN]:
     """The feed-forward blocks of a model with any head, by depth; a ValueError says why there are none.
 
@@ -194,9 +216,7 @@ def find_ffns(model: Any) -> list[FFN]:
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model must be a transformers PreTrainedModel; got {type(model).__name__}; unwrap it first")
-    base, kind = model.base_model, model.config.model_type
-    if kind in VARIANTS:
-        kind += VARIANTS[kind](model.config)
+    base, kind = model.base_model, kind_of(model.config)
     if kind not in ARCHITECTURES:
         reason = REFUSED.get(kind, f"known are {', '.join(ARCHITECTURES)}")
         raise ValueError(

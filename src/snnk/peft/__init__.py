@@ -1,0 +1,33 @@
+r"""SNNK adapters as a PEFT method: behind a linear layer y = Wx + b, inside a frozen model, y + v * (phi(y) A^T).
+
+`import snnk.peft` once, and get_peft_model, PeftModel.from_pretrained and transformers' own load_adapter know them.
+"""
+
+from __future__ import annotations
+
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+from peft.utils import PeftType, register_peft_method
+
+from snnk.peft.config import SNNKConfig
+from snnk.peft.convert import LoraConversion, LoraSite, to_lora
+from snnk.peft.layer import SNNKLayer
+from snnk.peft.model import SNNKModel
+
+
+def register() -> None:
+    """Make the method known to PEFT; a second call changes nothing."""
+    # PEFT's enum is closed, and a plain string in its place breaks transformers' load_adapter
+    if "SNNK" not in PeftType.__members__:
+        member = str.__new__(PeftType, "SNNK")
+        member._name_, member._value_ = "SNNK", "SNNK"
+        setattr(PeftType, "SNNK", member)  # noqa: B010, as mypy knows no such attribute
+        PeftType._member_names_.append("SNNK")
+        PeftType._member_map_["SNNK"] = member
+        PeftType._value2member_map_["SNNK"] = member
+    if PeftType("SNNK") not in PEFT_TYPE_TO_CONFIG_MAPPING:
+        register_peft_method(name="snnk", config_cls=SNNKConfig, model_cls=SNNKModel, prefix=SNNKModel.prefix)
+
+
+register()
+
+__all__ = ["LoraConversion", "LoraSite", "SNNKConfig", "SNNKLayer", "SNNKModel", "register", "to_lora"]

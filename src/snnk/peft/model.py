@@ -1,0 +1,266 @@
+"""SNNKModel: puts adapters into a model, on PEFT's rails.
+
+All that can go wrong with a configuration or a local file goes wrong in `_prepare_model`, before the first layer is
+replaced, so that a refused adapter leaves the model as it was.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import (
+    BaseTuner,
+    BaseTunerLayer,
+    _maybe_include_all_linear_layers,
+    check_target_module_exists,
+)
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from snnk.adapters import SNNKAdapter
+from snnk.hf.architectures import ARCHITECTURES, kind_of
+from snnk.peft.config import check_sums, checksum
+from snnk.peft.layer import NOT_MERGEABLE, SNNKLayer, out_features
+
+MOST_VALUES = 2**28  # of all adapters of one configuration, 1 GiB: checked before a file's sizes are believed
+DEPTH = {"tanh_power": 11}  # vectors that a feature draws, where that is more than one
+RESERVED = {"weight", "gate", "bias", "feature_map", "projection", "snnk_adapter"}  # parts of the names in a file
+
+
+class SNNKModel(BaseTuner):
+    """The PEFT tuner; made by `get_peft_model`, `PeftModel.from_pretrained` or a model's `add_adapter`."""
+
+    prefix = "snnk_"
+    tuner_layer_cls = SNNKLayer
+    target_module_mapping: dict[str, list[str]] = {}  # noqa: RUF012, PEFT's own name; `placement` is used instead
+
+    def _check_new_adapter_config(self, config: Any) -> None:
+        super()._check_new_adapter_config(config)
+        name = next(name for name, other in self.peft_config.items() if other is config)
+        if name in RESERVED or "." in name:
+            raise ValueError(
+                f"an adapter cannot be named {name!r}, which is part of the names in its file; use another"
+            )
+
+    def _prepare_adapter_config(self, peft_config: Any, model_config: Any) -> Any:
+        if peft_config.target_modules is None:
+            peft_config.placement = peft_config.placement or "houlsby"
+            kind = kind_of(getattr(self.model, "config", None))
+            row = ARCHITECTURES.get(kind)
+            if row is None or row.attention is None:
+                raise ValueError(
+                    f"placement={peft_config.placement!r} is known for {', '.join(ARCHITECTURES)}; got a "
+                    f"{kind or type(self.model).__name__} model. Give target_modules, the names of its linear layers"
+                )
+            names = [row.down] if peft_config.placement == "pfeiffer" else [row.attention, row.down]
+            block = re.escape(row.block).replace(r"\{\}", r"\d+")
+            peft_config.target_modules = rf"(.*\.)?{block}\.({'|'.join(map(re.escape, names))})"
+        return peft_config
+
+    @staticmethod
+    def _check_target_module_exists(peft_config: Any, key: str) -> Any:
+        found = check_target_module_exists(peft_config, key)
+        wanted = peft_config.layers_to_transform
+        if not found or wanted is None or not isinstance(peft_config.target_modules, str):
+            return found
+        patterns = peft_config.layers_pattern or "[^.]*"  # PEFT counts layers for lists of names only
+        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+            match = re.match(rf"(?:^|.*?\.){pattern}\.(\d+)\.", key)
+            if match:
+                return int(match[1]) in ([wanted] if isinstance(wanted, int) else wanted)
+        return False
+
+    def _prepare_model(self, peft_config: Any, model: nn.Module) -> None:
+        """Make all adapters and check them, before the model is touched."""
+        peft_config = _maybe_include_all_linear_layers(peft_config, model)
+        shapes = peft_config.__dict__.pop("file_shapes", None)
+        sites = self._sites(peft_config, model)
+        unused = {p for p in peft_config.feature_pattern if not any(re.match(rf"(.*\.)?({p})$", s) for s in sites)}
+        if unused:
+            raise ValueError(f"feature_pattern {sorted(unused)} fits none of the layers {_some(sites)}")
+        depth = DEPTH.get(peft_config.feature_map, 1) if peft_config.projection == "random" else 1
+        values = sum(depth * dim * peft_config.features_at(site) for site, dim in sites.items())
+        if values > MOST_VALUES:
+            raise ValueError(
+                f"{len(sites)} adapters of {peft_config.num_features} features have {values:.3g} values or more, "
+                f"{4 * values / 2**30:.3g} GiB; at most {MOST_VALUES:.3g} are made. Use fewer features"
+            )
+        made = {site: peft_config.make_adapter(site, dim) for site, dim in sites.items()}
+        for site, adapter in made.items():
+            if not peft_config.save_projection:
+                check_sums(peft_config, site, adapter.feature_map)
+                _not_saved(adapter)
+        if shapes is not None:
+            expected = {f"{s}.snnk_adapter.{n}": tuple(t.shape) for s, a in made.items() for n, t in _stored(a)}
+            _compare(expected, {n.removeprefix("base_model.model."): s for n, s in shapes.items()})
+        self._made = made
+
+    def _sites(self, peft_config: Any, model: nn.Module) -> dict[str, int]:
+        """{name of a layer to adapt: size of its outputs}; a ValueError if there is none."""
+        found, linear, inside = {}, [], tuple[str, ...]()
+        for name, module in model.named_modules():
+            if name.startswith(inside):
+                continue
+            if isinstance(module, BaseTunerLayer):
+                inside += (f"{name}.",)
+                module = module.get_base_layer()
+            if isinstance(module, nn.Linear | Conv1D):
+                linear.append(name)
+            if name and self._check_target_module_exists(peft_config, name):
+                try:
+                    found[name] = out_features(module)
+                except TypeError as error:
+                    raise TypeError(f"target module {name}: {error}") from None
+        if not found:
+            target = peft_config.target_modules
+            where = "" if peft_config.layers_to_transform is None else f" in layers {peft_config.layers_to_transform}"
+            wanted = target if isinstance(target, str) else sorted(target)
+            raise ValueError(f"target_modules={wanted}{where} fits no layer; {_near(wanted, linear)}")
+        return found
+
+    def _create_and_replace(
+        self,
+        peft_config: Any,
+        adapter_name: str,
+        target: Any,
+        target_name: str,
+        parent: nn.Module,
+        current_key: str,
+        parameter_name: str | None = None,
+    ) -> None:
+        adapter = self._made.pop(current_key, None)
+        if adapter is None:  # a layer that only the state dict names, see BaseTuner.inject_adapter
+            base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
+            adapter = peft_config.make_adapter(current_key, out_features(base))
+        if isinstance(target, SNNKLayer):
+            target.update_layer(adapter_name, adapter, inference_mode=peft_config.inference_mode)
+            return
+        layer = SNNKLayer(target, adapter_name, adapter)
+        if adapter_name not in self.active_adapters:
+            layer.requires_grad_(False)
+        self._replace_module(parent, target_name, layer, target)
+
+    @contextmanager
+    def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        # without this PEFT would drop the argument and run all rows through the active adapter
+        if kwargs.get("adapter_names") is not None:
+            raise ValueError(
+                "SNNK adapters take no adapter_names, one for each row of a batch: call set_adapter and run one batch "
+                "for each adapter"
+            )
+        yield
+
+    def _check_merge_allowed(self) -> None:
+        raise ValueError(NOT_MERGEABLE)
+
+    def add_weighted_adapter(self, *args: Any, **kwargs: Any) -> None:
+        """Refused: a weighted sum of adapters is no adapter of this kind."""
+        raise ValueError(
+            "a weighted sum of SNNK adapters is no SNNK adapter, as each has features of its own: make several active "
+            "(base_model.set_adapter([...]), which adds what they add), or turn them into LoRA with snnk.peft.to_lora"
+        )
+
+    @classmethod
+    def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
+        return key.replace(f".snnk_adapter.{adapter_name}.", ".snnk_adapter.")
+
+    @classmethod
+    def _get_adapter_state_dict(
+        cls, model: Any, config: Any, adapter_name: str, state_dict: dict[str, Tensor], unwanted_adapter_names: Any
+    ) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = super()._get_adapter_state_dict(
+            model, config, adapter_name, state_dict, unwanted_adapter_names
+        )
+        if config.save_projection:
+            return found
+        sums = {}
+        for site, layer in layers_of(model, adapter_name):
+            adapter: Any = layer.snnk_adapter[adapter_name]
+            drawn = config.make_feature_map(site, adapter.dim)  # in float32, whatever dtype the model has by now
+            if not _same_buffers(adapter.feature_map, drawn):
+                raise ValueError(
+                    f"the projection of {site} is not what projection_seed={config.projection_seed} draws: it was "
+                    "changed. Use save_projection=True"
+                )
+            sums[site] = checksum(drawn)
+        config.projection_checksums = sums
+        return {name: tensor for name, tensor in found.items() if ".feature_map." not in name}
+
+    @classmethod
+    def _remap_adapter_state_dict_for_load(
+        cls, model: Any, config: Any, adapter_name: str, state_dict: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
+        expected = {
+            name: tuple(tensor.shape)
+            for name, tensor in model.state_dict().items()
+            if f".snnk_adapter.{adapter_name}." in name
+        }
+        _compare(expected, {name: tuple(t.shape) for name, t in found.items()})
+        return found
+
+
+def layers_of(model: Any, adapter_name: str) -> list[tuple[str, SNNKLayer]]:
+    """The layers of a model, wrapped by PEFT or not, that have the adapter, with their names in the bare model."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    found = ((name, layer) for name, layer in base.named_modules() if isinstance(layer, SNNKLayer))
+    return [(_plain(name), layer) for name, layer in found if adapter_name in layer.snnk_adapter]
+
+
+def _plain(name: str) -> str:
+    """A module's name without what FSDP and torch.compile put into it."""
+    return name.replace("_fsdp_wrapped_module.", "").replace("_orig_mod.", "")
+
+
+def _stored(adapter: SNNKAdapter) -> Iterator[tuple[str, Tensor]]:
+    yield from adapter.state_dict(keep_vars=True).items()
+
+
+def _not_saved(adapter: SNNKAdapter) -> None:
+    for name, buffer in list(adapter.feature_map.named_buffers()):
+        adapter.feature_map.register_buffer(name, buffer, persistent=False)
+
+
+def _same_buffers(ours: nn.Module, drawn: nn.Module) -> bool:
+    """Whether buffers are equal but for the rounding of a cast to half precision."""
+    pairs = zip(ours.buffers(), drawn.buffers(), strict=True)
+    return all(a.is_meta or torch.allclose(a.cpu().double(), b.double(), 1e-2, 1e-3) for a, b in pairs)
+
+
+def _compare(expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
+    """Demand the same adapter tensors of the same shapes."""
+    found = {name: shape for name, shape in found.items() if "snnk_" in name}
+    missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    if missing or unknown:
+        raise ValueError(
+            f"the file is of an adapter for another model or configuration: it lacks {_some(missing)} and has "
+            f"{_some(unknown)} beside what the model takes"
+        )
+    for name, shape in expected.items():
+        if found[name] != shape:
+            raise ValueError(
+                f"{name} is {found[name]} in the file and {shape} in the model: the adapter is of a model of another "
+                "size, or its configuration was changed"
+            )
+
+
+def _some(names: Any, most: int = 3) -> str:
+    names = list(names)
+    return (", ".join(names[:most]) or "nothing") + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _near(wanted: Any, linear: list[str]) -> str:
+    """Names of linear layers that look like the targets."""
+    near: list[str] = []
+    for target in [] if isinstance(wanted, str) else wanted:
+        depth = target.count(".") + 1
+        endings = {".".join(name.split(".")[-depth:]) for name in linear}
+        near += difflib.get_close_matches(target, sorted(endings), n=3, cutoff=0.4)
+    if near:
+        return f"near are {', '.join(dict.fromkeys(near))}"
+    return f"the linear layers are {_some(linear, 8)}"
