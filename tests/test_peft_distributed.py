@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 import transformers as hf
 from safetensors.torch import load_file
