@@ -150,7 +150,7 @@ class Two(torch.nn.Module):
         self.seen = []
         for weight, adapter in zip(self.weights, self.adapters, strict=True):
             x = torch.tanh(x @ weight)
-            if x.requires_grad or labels is not None and self.reading:
+            if x.requires_grad or (labels is not None and self.reading):
                 x.requires_grad_()
                 x.retain_grad()
             self.seen.append(x)

@@ -22,6 +22,7 @@ except ImportError as missing:
 
 import snnk
 from snnk import _checks, stream
+from snnk._cli_finetune import finetune_command
 from snnk._cli_reproduce import list_experiments, reproduce
 from snnk.activations import ACTIVATIONS
 from snnk.experiments import EXPERIMENTS, estimate
@@ -332,6 +333,11 @@ def _say(text: str) -> None:
 def _needs_transformers() -> None:
     if importlib.util.find_spec("transformers") is None:
         raise ValueError("this command needs transformers; install it with: pip install 'snnk[cli,hf]'")
+
+
+app.command("finetune", epilog="Example: snnk finetune my-model --train train.tsv --method snnk --out tuned")(
+    finetune_command
+)
 
 
 @app.command(epilog="Example: snnk audit my-model-small --original my-model")

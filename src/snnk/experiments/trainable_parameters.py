@@ -130,7 +130,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
     try:
         wanted = {(name, method): f for name in config.models for method, f in _methods(config, name).items()}
     except ImportError as error:
-        raise ImportError(f"this experiment needs {error.name}: pip install 'snnk[hf]' peft") from None
+        raise ImportError(f"this experiment needs {error.name}: pip install 'snnk[peft]'") from None
     for (name, method), count in {**wanted, **_toys()}.items():
         row = results.find(model=name, method=method)
         if row is None:

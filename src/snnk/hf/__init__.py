@@ -6,8 +6,18 @@
 from snnk.hf.architectures import ARCHITECTURES, FFN, Architecture, Observation, find_ffns, observe
 from snnk.hf.blocks import KINDS, Replacement, SNNKQuantizationConfig, replace_
 from snnk.hf.compress import BlockReport, Report, compress_
+from snnk.hf.heads import HeadFit, start_classifier_
 from snnk.hf.io import register
 from snnk.hf.plan import BlockPlan, Plan, plan
+from snnk.hf.pooler_sites import POOLERS, Pooler, find_pooler
+from snnk.hf.poolers import (
+    HeadReport,
+    bundled_head_,
+    fit_head_,
+    freeze_but_head_,
+    merge_pooler_,
+    replace_pooler_,
+)
 from snnk.hf.uptrain import bundle_, replace_ffn_
 
 register()
@@ -16,20 +26,31 @@ __all__ = [
     "ARCHITECTURES",
     "FFN",
     "KINDS",
+    "POOLERS",
     "Architecture",
     "BlockPlan",
     "BlockReport",
+    "HeadFit",
+    "HeadReport",
     "Observation",
     "Plan",
+    "Pooler",
     "Replacement",
     "Report",
     "SNNKQuantizationConfig",
     "bundle_",
+    "bundled_head_",
     "compress_",
     "find_ffns",
+    "find_pooler",
+    "fit_head_",
+    "freeze_but_head_",
+    "merge_pooler_",
     "observe",
     "plan",
     "register",
     "replace_",
     "replace_ffn_",
+    "replace_pooler_",
+    "start_classifier_",
 ]

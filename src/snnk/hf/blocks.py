@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ from snnk.hf.architectures import FFN, weight_of
 METHOD = "snnk"  # the quant_method of config.json
 PLAIN = ("linear", "drop")  # kinds without features
 KINDS = ("atoms", *PLAIN, "features", *FEATURE_MAPS)
+POOLER_KINDS = ("layer", "head")  # what may stand in the place of a pooler, in poolers.py
 
 
 class Pass(nn.Module):
@@ -72,17 +73,20 @@ class Constant(Pass):
 
 
 class SNNKQuantizationConfig(QuantizationConfigMixin):
-    """`quantization_config` of config.json: which blocks are replaced, by what.
+    """`quantization_config` of config.json: which blocks, and whether the pooler, are replaced, by what.
 
     Args:
         blocks: {layer name: {"kind": ..., "num_features": ..., "map": ...}}; the latter two where the kind has them.
+        pooler: None, or {"name": ..., "kind": "layer" or "head", "num_features": ..., "map": ...}.
 
     Example:
         >>> SNNKQuantizationConfig({"encoder.layer.0": {"kind": "atoms", "num_features": 8}}).to_dict()["quant_method"]
         'snnk'
     """
 
-    def __init__(self, blocks: Any = None, quant_method: str = METHOD, **unknown: Any) -> None:
+    pooler: dict[str, Any] | None = None
+
+    def __init__(self, blocks: Any = None, quant_method: str = METHOD, pooler: Any = None, **unknown: Any) -> None:
         if quant_method != METHOD or unknown or not isinstance(blocks, dict):
             keys = {"quant_method": quant_method, "blocks": blocks, **unknown}
             raise ValueError(f"quantization_config must be quant_method {METHOD!r} and blocks; got {str(keys)[:500]}")
@@ -90,6 +94,9 @@ class SNNKQuantizationConfig(QuantizationConfigMixin):
             _check_entry(name, entry)
         self.quant_method: Any = METHOD
         self.blocks: dict[str, dict[str, Any]] = copy.deepcopy(blocks)
+        if pooler is not None:  # else a file says nothing of it
+            _check_pooler(pooler)
+            self.pooler = copy.deepcopy(pooler)
 
     def get(self, key: str, default: Any = None) -> Any:
         """As of a dict, which transformers takes the configuration of a model in memory for."""
@@ -104,9 +111,21 @@ def _check_entry(name: Any, entry: Any) -> None:
     wanted = {"kind"} if kind in PLAIN else {"kind", "num_features"} | ({"map"} if kind != "atoms" else set())
     if set(entry) != wanted:
         raise ValueError(f"{name} ({kind}) must have the keys {sorted(wanted)}; got {sorted(map(str, entry))}")
-    if "num_features" in wanted:
+    _check_sizes(name, entry)
+
+
+def _check_pooler(entry: Any) -> None:
+    wanted = ["kind", "map", "name", "num_features"]
+    if not isinstance(entry, dict) or sorted(map(str, entry)) != wanted or not isinstance(entry["name"], str):
+        raise ValueError(f"pooler must have the keys {wanted}; got {str(entry)[:500]}")
+    _checks.choose(entry["kind"], POOLER_KINDS, "kind of pooler")
+    _check_sizes("the pooler", entry)
+
+
+def _check_sizes(name: str, entry: dict[str, Any]) -> None:
+    if "num_features" in entry:
         _checks.positive_int(entry["num_features"], f"num_features of {name}")
-    if "map" in wanted:
+    if "map" in entry:
         if not isinstance(entry["map"], dict):
             raise ValueError(f"map of {name} must be a dict; got {type(entry['map']).__name__}")
         _checks.choose(entry["map"].get("class"), CLASSES, f"feature map of {name}")
@@ -167,7 +186,7 @@ class Replacement:
         """Put the old modules back."""
         for path, module in self.original["slots"].items():
             set_slot(self.ffn.block, path, module)
-        _mark(self.ffn, self.original["entry"])
+        note_(self.ffn.configs, self.ffn.name, self.original["entry"])
 
 
 def replace_(
@@ -222,14 +241,19 @@ def rebuild_(ffn: FFN, entry: dict[str, Any], room: int) -> Replacement:
     """What `replace_` made, from its JSON; `room`, the bytes of the file with its tensors, bounds what is allocated."""
     old, feature_map = ffn.up_weight(), None
     if "map" in entry:
-        config, sizes = dict(entry["map"]), (ffn.in_features, entry["num_features"])
-        if (config.get("in_features"), config.get("num_features")) != sizes:
-            raise ValueError(f"the feature map of {ffn.name} must be {sizes[0]} -> {sizes[1]}; got {config}")
-        try:
-            feature_map = from_config(config, (room // 2,))  # a number takes two bytes at least
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"cannot make the feature map of {ffn.name}: {error}") from error
+        feature_map = rebuild_map(ffn.name, entry, ffn.in_features, room)
     return _swap(ffn, entry, feature_map, {"device": old.device, "dtype": old.dtype})
+
+
+def rebuild_map(name: str, entry: dict[str, Any], in_features: int, room: int) -> FeatureMap:
+    """The feature map of an entry, its sizes checked first; its tensors come from the file, of `room` bytes."""
+    config, sizes = dict(entry["map"]), (in_features, entry["num_features"])
+    if (config.get("in_features"), config.get("num_features")) != sizes:
+        raise ValueError(f"the feature map of {name} must be {sizes[0]} -> {sizes[1]}; got {config}")
+    try:
+        return from_config(config, (room // 2,))  # a number takes two bytes at least
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"cannot make the feature map of {name}: {error}") from error
 
 
 def _swap(ffn: FFN, entry: dict[str, Any], feature_map: FeatureMap | None, place: dict[str, Any]) -> Replacement:
@@ -245,14 +269,14 @@ def _swap(ffn: FFN, entry: dict[str, Any], feature_map: FeatureMap | None, place
             raise ValueError(f"{ffn.name} has {width} neurons; num_features={m} atoms cannot be taken from them")
         if isinstance(slots["up"], Conv1D) and m == width == d:
             raise ValueError(f"{ffn.name} with all its {m} neurons is the old block; leave it as it is")
-        up: Any = _zeros(d, m, slots["up"].bias is not None, place)
-        gate = _zeros(d, m, slots["gate"].bias is not None, place) if ffn.gated else None
+        up: Any = zeros(d, m, slots["up"].bias is not None, place)
+        gate = zeros(d, m, slots["gate"].bias is not None, place) if ffn.gated else None
         # all neurons: the shapes are the old ones, and a file must not have a bias that plain transformers ignores
-        down: Any = _zeros(m, out, m < width or slots["down"].bias is not None, place)
+        down: Any = zeros(m, out, m < width or slots["down"].bias is not None, place)
     else:
         up = Pass(d, **place) if feature_map is None else Features(feature_map, **place)
-        down = Constant(out, **place) if kind == "drop" else _zeros(m, out, True, place)
-    _mark(ffn, entry)
+        down = Constant(out, **place) if kind == "drop" else zeros(m, out, True, place)
+    note_(ffn.configs, ffn.name, entry)
     if kind != "atoms" and ffn.gated:
         parent = row.up.rpartition(".")[0]
         paths = {parent: ffn.block.get_submodule(parent)}
@@ -269,7 +293,7 @@ def _swap(ffn: FFN, entry: dict[str, Any], feature_map: FeatureMap | None, place
     return Replacement(ffn, kind, up, down, gate, feature_map, {**slots, "slots": paths, "entry": old_entry})
 
 
-def _zeros(in_features: int, out_features: int, bias: bool, place: dict[str, Any]) -> nn.Linear:
+def zeros(in_features: int, out_features: int, bias: bool, place: dict[str, Any]) -> nn.Linear:
     """A linear layer of zeros, made without a draw from the global generator."""
     layer = nn.Linear(in_features, out_features, bias, device="meta", dtype=place["dtype"])
     layer.to_empty(device=place["device"])
@@ -287,16 +311,18 @@ def set_slot(block: nn.Module, path: str, module: Any) -> None:
     setattr(owner, name, module)
 
 
-def _mark(ffn: FFN, entry: dict[str, Any] | None) -> None:
-    """Note a replacement in the model's configuration, or take the note away."""
-    for config in ffn.configs:
+def note_(configs: Iterable[Any], name: str | None, entry: dict[str, Any] | None) -> None:
+    """Note in a model's configurations what replaced a block, or the pooler (name None), or take the note away."""
+    for config in configs:
         old = getattr(config, "quantization_config", None)
         if old is not None and dict(old).get("quant_method") != METHOD:
-            raise ValueError(f"{ffn.name} is part of a model that is quantized already; compress first, quantize then")
-        blocks = {name: e for name, e in getattr(old, "blocks", {}).items() if name != ffn.name}
-        if entry is not None:
-            blocks[ffn.name] = entry
-        if blocks:
-            config.quantization_config = SNNKQuantizationConfig(dict(sorted(blocks.items())))
+            what = name or "the pooler"
+            raise ValueError(f"{what} is part of a model that is quantized already; compress first, quantize then")
+        blocks = {n: e for n, e in getattr(old, "blocks", {}).items() if n != name}
+        pooler = entry if name is None else getattr(old, "pooler", None)
+        if name is not None and entry is not None:
+            blocks[name] = entry
+        if blocks or pooler:
+            config.quantization_config = SNNKQuantizationConfig(dict(sorted(blocks.items())), pooler=pooler)
         elif old is not None:
             del config.quantization_config

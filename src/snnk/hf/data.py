@@ -110,7 +110,7 @@ def load_calibration(
             break
     rows = sorted((row for row in rows if row["input_ids"]), key=lambda row: len(row["input_ids"]))
     _enough(len(rows), path, "texts with tokens")
-    batches = [_pad(part, processor) for part in _parts(rows, batch_size)]
+    batches = [pad_texts(part, processor) for part in _parts(rows, batch_size)]
     generator.shuffle(batches)
     return Calibration(batches, path.name, "texts", len(rows), column)
 
@@ -137,7 +137,7 @@ def _parts(items: list[T], batch_size: int) -> Iterator[list[T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def _pad(rows: list[dict[str, list[int]]], processor: Any) -> dict[str, Tensor]:
+def pad_texts(rows: list[dict[str, list[int]]], processor: Any) -> dict[str, Tensor]:
     """One batch, padded on the right; by hand, as the tokenizer of a GPT has no padding and is not to be changed."""
     width = max(len(row["input_ids"]) for row in rows)
     fill = {"input_ids": next((i for i in (processor.pad_token_id, processor.eos_token_id) if i is not None), 0)}
@@ -263,7 +263,7 @@ def _images(path: Path, processor: Any, batch_size: int, max_tokens: int, genera
     batches: list[dict[str, Tensor]] = []
     count = tokens = 0
     for part in _parts(files, batch_size):
-        pixels = processor(images=[_open(file) for file in part], return_tensors="pt")["pixel_values"]
+        pixels = processor(images=[open_image(file) for file in part], return_tensors="pt")["pixel_values"]
         batches.append({"pixel_values": pixels})
         count += len(part)
         tokens += pixels.shape[0] * max(1, pixels.shape[-1] * pixels.shape[-2] // 256)  # as compress_ counts them
@@ -272,7 +272,7 @@ def _images(path: Path, processor: Any, batch_size: int, max_tokens: int, genera
     return Calibration(batches, path.name, "images", count)
 
 
-def _open(file: Path) -> Any:
+def open_image(file: Path) -> Any:
     from PIL import Image
 
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from safetensors import safe_open
@@ -22,8 +22,9 @@ from transformers.quantizers.auto import (
 )
 from transformers.quantizers.base import HfQuantizer
 
-from snnk.hf.architectures import FFN, find_ffns
-from snnk.hf.blocks import METHOD, SNNKQuantizationConfig, rebuild_
+from snnk.hf.architectures import find_ffns
+from snnk.hf.blocks import METHOD, SNNKQuantizationConfig, note_, rebuild_
+from snnk.hf.pooler_sites import Pooler, rebuild_pooler_
 
 
 class SNNKQuantizer(HfQuantizer):
@@ -34,13 +35,14 @@ class SNNKQuantizer(HfQuantizer):
     def __init__(self, quantization_config: Any, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.pooler: Pooler | None = None
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         config: Any = self.quantization_config
-        blocks = config.blocks
+        blocks, pooler = config.blocks, config.pooler
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config  # written again as the blocks are replaced
-        ffns = {ffn.name: ffn for ffn in find_ffns(model)}
+        ffns = {ffn.name: ffn for ffn in find_ffns(model)} if blocks else {}
         unknown = sorted(set(blocks) - set(ffns))
         if unknown:
             raise ValueError(f"quantization_config names {', '.join(unknown)}; the model has {', '.join(ffns)}")
@@ -48,11 +50,16 @@ class SNNKQuantizer(HfQuantizer):
         room = sum(os.path.getsize(file) for file in files) if files else 2**40
         for name, entry in blocks.items():
             rebuild_(ffns[name], entry, room)
+        if pooler is not None:
+            self.pooler = rebuild_pooler_(model, pooler, room)
         self.shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
-        _check_keys(files, self.shapes)
+        elsewhere = "" if self.pooler is None or self.pooler.fits else self.pooler.site.new[0]
+        _check_keys(files, self.shapes, elsewhere)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
         self._check(model)
+        if self.pooler is not None and not self.pooler.fits:
+            note_(self.pooler.configs, None, None)  # the file's head is not part of this model
         # transformers would refuse .half(), training, and saving as if these were integers
         del model.hf_quantizer, model.quantization_method
         model.is_quantized = False  # type: ignore[assignment]
@@ -71,12 +78,19 @@ class SNNKQuantizer(HfQuantizer):
         ]
         if wrong:
             raise ValueError(f"the file does not fit the model: {', '.join(wrong)}")
-        missing = []
-        for ffn in _replaced(model):
-            for key, tensor in ffn.block.state_dict(keep_vars=True).items():
-                # offloaded weights are on the meta device and are read when they are needed
-                if not tensor.is_meta and not getattr(tensor, "_is_hf_initialized", False):
-                    missing.append(f"{ffn.name}.{key}")
+        config: Any = self.quantization_config
+        parts = {ffn.name: ffn.block for ffn in find_ffns(model) if ffn.kind != "dense"} if config.blocks else {}
+        if self.pooler is not None and self.pooler.fits:
+            parts[self.pooler.site.new[0]] = self.pooler.dense
+            if self.pooler.kind == "head" and self.pooler.classifier is not None:
+                parts[self.pooler.site.new[1]] = self.pooler.classifier
+        missing = [
+            f"{name}.{key}"
+            for name, part in parts.items()
+            for key, tensor in part.state_dict(keep_vars=True).items()
+            # offloaded weights are on the meta device and are read when they are needed
+            if not tensor.is_meta and not getattr(tensor, "_is_hf_initialized", False)
+        ]
         if missing:
             raise ValueError(f"the file has no {', '.join(missing)}")
 
@@ -96,24 +110,28 @@ class SNNKQuantizer(HfQuantizer):
         return True
 
 
-def _check_keys(files: list[str], wanted: Iterable[str]) -> None:
-    """No feature map in the files that the configuration does not know of.
+def _check_keys(files: list[str], wanted: Iterable[str], elsewhere: str) -> None:
+    """No feature map in the files that the configuration does not know of, or that is not part of a head left out.
 
-    transformers only logs unexpected keys, and may rename keys (ViT), but not what follows `map`, our only new name.
+    transformers only logs unexpected keys, and may rename keys (ViT), but not what follows a map's name, which is ours.
     """
     if not all(str(file).endswith(".safetensors") for file in files):
         raise ValueError(f"compressed models are saved as safetensors only; got {', '.join(map(str, files))}")
     found: Counter[str] = Counter()
     for file in files:
         with safe_open(file, framework="pt") as tensors:
-            found.update(key.rpartition(".map.")[2] for key in tensors.keys() if ".map." in key)  # noqa: SIM118
-    extra = found - Counter(key.rpartition(".map.")[2] for key in wanted if ".map." in key)
+            found.update(_map_tensors(k for k in tensors.keys() if not elsewhere or f"{elsewhere}." not in k))  # noqa: SIM118
+    extra = found - Counter(_map_tensors(wanted))
     if files and extra:
         raise ValueError(f"the file has feature maps that quantization_config does not name: {dict(extra)}")
 
 
-def _replaced(model: PreTrainedModel) -> list[FFN]:
-    return [ffn for ffn in find_ffns(model) if ffn.kind != "dense"]
+def _map_tensors(keys: Iterable[str]) -> Iterator[str]:
+    """What follows the name of a feature map in keys: `map` in blocks, `feature_map` in SNNK layers."""
+    for key in keys:
+        before, _, name = key.replace(".feature_map.", ".map.").rpartition(".map.")
+        if before:
+            yield name
 
 
 def register() -> None:

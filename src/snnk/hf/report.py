@@ -165,7 +165,7 @@ def bars(
 
 def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
     """README.md of a compressed model; of the original's card, licence and language are taken over."""
-    card = _front_matter(original_card)
+    card = front_matter(original_card)
     library = "sentence-transformers" if report["sentence_transformers"] else "transformers"
     front = {"base_model": report["base_model"], "library_name": library, "tags": ["snnk", "compressed"]}
     yaml = [f"{key}: {json.dumps(value)}" for key, value in front.items()] + card  # JSON is YAML
@@ -220,7 +220,7 @@ report.html has pictures, report.json all figures, plan.json the plan.
 """
 
 
-def _front_matter(card: str) -> list[str]:
+def front_matter(card: str) -> list[str]:
     """Lines of plain values that stay true for the compressed model, the licence first of all."""
     found = re.match(r"---\n(.*?)\n---", card, re.DOTALL)
     lines = found[1].split("\n") if found else []

@@ -1,0 +1,119 @@
+"""README.md of a fine-tuned model, made of its metrics.json alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from snnk.hf.report import front_matter
+
+MOST = 20  # names of classes that are listed
+
+
+def model_card(metrics: Mapping[str, Any], original_card: str = "") -> str:
+    """The card; of the base model's, licence and language are taken over."""
+    front = {
+        "base_model": metrics["base_model"],
+        "library_name": "peft" if metrics["adapter"] else "transformers",
+        "pipeline_tag": "image-classification" if metrics["images"] else "text-classification",
+        "tags": list(dict.fromkeys(["snnk", metrics["method"]])),
+    }
+    carried = [line for line in front_matter(original_card) if not line.startswith("pipeline_tag")]
+    yaml = [f"{key}: {json.dumps(value)}" for key, value in front.items()] + carried  # JSON is YAML
+    done, counts, start = metrics["training"], metrics["parameters"], metrics["classifier_start"]
+    names = [name for name in done["epochs"][0] if name not in ("epoch", "step")]
+    epochs = [
+        "| "
+        + " | ".join([f"{row['epoch']:g}" + (" (kept)" if i == done["best"] else ""), *_numbers(row, names)])
+        + " |"
+        for i, row in enumerate(done["epochs"])
+    ]
+    scores = [
+        f"| {part} | {', '.join(f'{name} {value:.4f}' for name, value in found.items())} |"
+        for part, found in metrics["scores"].items()
+    ]
+    settings = ", ".join(f"{key} {value}" for key, value in metrics["settings"].items() if value is not None)
+    features = f", {metrics['features']} features" if metrics["features"] else ""
+    lines = "\n".join
+    return f"""---
+{lines(yaml)}
+---
+
+# {metrics["base_model"]}, fine-tuned with {metrics["method"]}
+
+{metrics["base_model"]}, tuned by snnk {metrics["versions"]["snnk"]} on {_data(metrics)}. Method `{metrics["method"]}`:
+{metrics["summary"]}{features}; {counts["trained"]:,} of {counts["total"]:,} parameters were trained.
+
+| part | measured |
+|---|---|
+{lines(scores)}
+
+## How to load it
+
+```python
+{loading(metrics)}
+```
+{_plain(metrics)}
+{_outputs(metrics)}
+
+## Data
+
+{_parts(metrics)} The validation part chose the epoch; the test part, if there was one, was used for nothing but its
+line above.
+
+## Training
+
+{settings}. Classifier start: {start["kind"]}. {done["steps"]:,} steps of {done["planned_steps"]:,}\
+{", stopped early" if done["stopped_early"] else ""}, {done["seconds"]:.0f} s.
+
+| epoch | {" | ".join(name.replace("_", " ") for name in names)} |
+|---|{"---|" * len(names)}
+{lines(epochs)}
+
+Epoch 0 is the start. Loss is cross-entropy, or squared error for regression; train loss of a regression is in parts of
+the labels' variance. metrics.json has all figures, options and versions.
+"""
+
+
+def loading(metrics: Mapping[str, Any]) -> str:
+    """The lines that load the model, run in its parent folder under the name "this folder"."""
+    return "from snnk.finetune import load  # pip install 'snnk[peft]'\n\nmodel, processor = load(\"this folder\")"
+
+
+def _plain(metrics: Mapping[str, Any]) -> str:
+    """What loads it without `load`."""
+    if metrics["config"]["pooling"] == "mean":
+        return "\nIts classifier reads the mean of all tokens, which no plain class of transformers does.\n"
+    if not metrics["adapter"]:
+        kind = "ImageClassification" if metrics["images"] else "SequenceClassification"
+        return f"\nAutoModelFor{kind}.from_pretrained works too, once `snnk.hf` is imported.\n"
+    return (
+        "\nPeftModel.from_pretrained works too, on the base model with as many classes, once `snnk.peft` is imported.\n"
+    )
+
+
+def _outputs(metrics: Mapping[str, Any]) -> str:
+    names = metrics["labels"]
+    if names is None:
+        return f"Its output is a number: `{metrics['data']['label']}`."
+    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+    return f"Its classes are {', '.join(f'`{name}`' for name in names[:MOST])}{more}."
+
+
+def _data(metrics: Mapping[str, Any]) -> str:
+    data = metrics["data"]
+    return f"{data['task']} of GLUE" if data.get("task") else f"`{data['train']}`"
+
+
+def _parts(metrics: Mapping[str, Any]) -> str:
+    data = metrics["data"]
+    told = []
+    for part, count in data["rows"].items():
+        if count is not None:
+            told.append(f"{part}: {count:,} rows of `{data[part] or data['train']}`")
+    return "; ".join(told) + "."
+
+
+def _numbers(row: Mapping[str, Any], names: list[str]) -> list[str]:
+    return ["-" if row.get(name) is None else f"{row[name]:.4f}" for name in names]

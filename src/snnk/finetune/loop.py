@@ -1,0 +1,415 @@
+"""The training loop: Accelerate underneath, so that one process, torchrun, bf16 and FSDP are configuration.
+
+Which rows a step takes, its learning rate and the seed of its dropout are functions of the seed and the step's number
+alone. So a run that goes on from a checkpoint ends with the weights that it would have had without the stop, and a
+global batch is the same however many processes share it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from snnk import _checks
+from snnk.finetune.data import Data
+from snnk.finetune.scores import CLASSIFICATION, REGRESSION, score
+
+SCHEDULES = ("constant", "linear")
+OPTIMIZERS: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
+RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # buffers that training changes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train; the defaults are the paper's for adapters.
+
+    Args:
+        learning_rate, batch_size, epochs: the batch is that of all processes together.
+        optimizer: "adamw" or "adam".
+        weight_decay: of the optimizer.
+        schedule: "constant" or "linear" (to 0), after a share `warmup` of all steps.
+        clip: norm to which gradients are cut, or None.
+        max_steps: steps in all, instead of epochs.
+        patience: epochs without a better validation score after which to stop, or None for never.
+        bf16: compute in bfloat16, by autocast.
+        seed: of the order of rows and of dropout.
+    """
+
+    learning_rate: float = 1e-3
+    batch_size: int = 64
+    epochs: int = 10
+    optimizer: str = "adamw"
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    warmup: float = 0.06
+    clip: float | None = None
+    max_steps: int | None = None
+    patience: int | None = 3
+    bf16: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _checks.positive(self.learning_rate, "learning_rate")
+        for name in ("batch_size", "epochs", "max_steps", "patience"):
+            if (value := getattr(self, name)) is not None:
+                _checks.positive_int(value, name)
+        _checks.choose(self.optimizer, OPTIMIZERS, "optimizer")
+        _checks.choose(self.schedule, SCHEDULES, "schedule")
+        if not 0 <= self.warmup < 1 or not 0 <= self.weight_decay < math.inf:
+            raise ValueError(
+                f"warmup must be in [0, 1) and weight_decay at least 0; got {self.warmup} and {self.weight_decay}"
+            )
+        if self.clip is not None:
+            _checks.positive(self.clip, "clip")
+
+    def rate(self, step: int, total: int) -> float:
+        """Learning rate of step 0, 1, ..."""
+        warm = math.ceil(self.warmup * total)
+        if step < warm:
+            return self.learning_rate * (step + 1) / warm
+        return self.learning_rate * ((total - step) / (total - warm) if self.schedule == "linear" else 1.0)
+
+
+@dataclass
+class Trained:
+    """What happened: a row of scores for each epoch, the first before any step, and which of them was best."""
+
+    history: list[dict[str, float]] = field(default_factory=list)
+    best: int = 0
+    steps: int = 0
+    total_steps: int = 0
+    seconds: float = 0.0
+    stopped_early: bool = False
+    main: bool = True  # of several processes, the one that writes
+    processes: int = 1
+    distributed: str = "NO"  # accelerate's name of how: MULTI_CPU, MULTI_GPU, FSDP, ...
+
+
+Progress = Callable[[int, int, float, dict[str, float]], None]
+
+
+def train(
+    model: Any,
+    data: Data,
+    validation: Data | None = None,
+    settings: Settings | None = None,
+    *,
+    metrics: Sequence[str] | None = None,
+    checkpoint: Path | None = None,
+    resume: bool = False,
+    key: str = "",
+    progress: Progress = lambda step, total, loss, scores: None,
+) -> Trained:
+    """Train the parameters that require gradients, in place, and leave those of the best epoch.
+
+    Args:
+        model: returns `logits`, (batch, classes) or (batch, 1), for the batches of `data`.
+        data, validation: tokenised rows with labels; without validation the last weights stay.
+        settings: how.
+        metrics: names in METRICS; the first chooses the best epoch, and the loss decides between equals.
+        checkpoint: a file, written after each epoch and when the run is interrupted, deleted by nobody.
+        resume: go on from the checkpoint, if there is one.
+        key: tells runs apart: a checkpoint of another key is refused.
+        progress: called with step, steps in all, loss, and the last scores.
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
+        >>> model = BertForSequenceClassification(BertConfig(**sizes, num_labels=2))
+        >>> rows, labels = [[1, 2, 3], [4, 5, 6]] * 8, torch.tensor([0, 1] * 8)
+        >>> data = Data(rows, labels, lambda part: {"input_ids": torch.tensor(part)}, [3] * 16)
+        >>> done = train(model, data, data, Settings(epochs=2, batch_size=8))
+        >>> done.steps, len(done.history)
+        (4, 3)
+    """
+    settings = settings or Settings()
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("no parameter of the model requires gradients; there is nothing to train")
+    if not len(data):
+        raise ValueError("there are no rows to train on")
+    metrics = metrics or (REGRESSION if data.labels.is_floating_point() else CLASSIFICATION)
+    accelerator = make_accelerator(settings.bf16)
+    distributed = str(accelerator.distributed_type.value)
+    sharded = distributed == "FSDP"
+    plain = copy.deepcopy(model) if sharded else model
+    with _seeded(settings.seed):
+        run = _Run(accelerator, model, data, validation, settings, metrics, None if sharded else checkpoint, key)
+        if resume:
+            run.restore()
+        try:
+            run.go(progress)
+        finally:
+            accelerator.unwrap_model(run.model, keep_fp32_wrapper=False)
+            model.eval()
+    if sharded:
+        state = accelerator.get_state_dict(run.model)
+        if accelerator.is_main_process:
+            plain.load_state_dict({name: tensor.cpu() for name, tensor in state.items()})
+            model.__dict__.update(plain.__dict__)  # the caller's object, whole again
+    run.done.main, run.done.processes = accelerator.is_main_process, accelerator.num_processes
+    run.done.distributed = distributed
+    accelerator.wait_for_everyone()
+    return run.done
+
+
+class _Run:
+    """One training, with the state that a checkpoint holds."""
+
+    def __init__(
+        self,
+        accelerator: Any,
+        model: Any,
+        data: Data,
+        validation: Data | None,
+        settings: Settings,
+        metrics: Sequence[str],
+        checkpoint: Path | None,
+        key: str,
+    ) -> None:
+        self.accelerator, self.data, self.validation, self.settings = accelerator, data, validation, settings
+        self.metrics, self.checkpoint, self.key = metrics, checkpoint, key
+        trained = [p for p in model.parameters() if p.requires_grad]
+        options = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+        self.model, self.optimizer = accelerator.prepare(model, OPTIMIZERS[settings.optimizer](trained, **options))
+        named = accelerator.unwrap_model(self.model)
+        self.trained = {name: p for name, p in named.named_parameters() if p.requires_grad}
+        running = {name: b for name, b in named.named_buffers() if name.endswith(RUNNING)}
+        self.kept: dict[str, Tensor] = {**self.trained, **running}  # what training changes
+        self.best = self.snapshot()
+        per_epoch = math.ceil(len(data) / settings.batch_size)
+        self.per_epoch, self.total = per_epoch, settings.max_steps or settings.epochs * per_epoch
+        self.done = Trained(total_steps=self.total)
+        self.loss_sum = 0.0  # of the epoch so far
+        # errors in parts of the labels' variance, so that their unit does not matter
+        self.scale = 1 / max(float(data.labels.var()), 1e-30) if data.labels.is_floating_point() else 1.0
+
+    def snapshot(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().clone() for name, tensor in self.kept.items()}
+
+    @torch.no_grad()
+    def put(self, tensors: dict[str, Tensor]) -> None:
+        for name, tensor in self.kept.items():
+            tensor.copy_(tensors[name])
+
+    def go(self, progress: Progress) -> None:
+        done, began = self.done, time.perf_counter() - self.done.seconds
+        if not done.history:
+            self.evaluate(float("nan"))
+        with _interruptions(self.accelerator.num_processes == 1) as stop:
+            while done.steps < self.total and not done.stopped_early:
+                epoch, first = divmod(done.steps, self.per_epoch)
+                batches = self.data.epoch(self.settings.batch_size, self.settings.seed, epoch)
+                if first == 0:
+                    self.loss_sum = 0.0
+                self.model.train()
+                for indices in batches[first : first + self.total - done.steps]:
+                    loss = self.step(indices)
+                    progress(done.steps, self.total, loss, done.history[-1])
+                    if stop:
+                        done.seconds = time.perf_counter() - began
+                        self.save()
+                        raise KeyboardInterrupt
+                seen = torch.tensor([self.loss_sum], device=self.accelerator.device)
+                count = min(len(self.data), (done.steps - epoch * self.per_epoch) * self.settings.batch_size)
+                self.evaluate(float(self.accelerator.reduce(seen, "sum")) / count)
+                done.seconds = time.perf_counter() - began
+                self.save()
+        self.put(self.best if self.validation is not None else self.snapshot())
+
+    def step(self, indices: Sequence[int]) -> float:
+        """One global batch, of which this process takes its share."""
+        settings, accelerator, done = self.settings, self.accelerator, self.done
+        world, rank = accelerator.num_processes, accelerator.process_index
+        torch.manual_seed(_mixed(settings.seed, done.steps, rank))
+        mine, weight = list(indices[rank::world]), world / len(indices)
+        if not mine:  # fewer rows than processes: all must take part
+            mine, weight = list(indices[:1]), 0.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings.rate(done.steps, self.total)
+        batch = {k: v.to(accelerator.device) for k, v in self.data.batch(mine).items()}
+        labels = batch.pop("labels")
+        logits = self.model(**batch).logits.float()
+        loss = self.scale * _loss(logits, labels)
+        accelerator.backward(loss * weight)  # processes' gradients are averaged: in all the mean over the batch
+        if settings.clip is not None:
+            accelerator.clip_grad_norm_(self.trained.values(), settings.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise ValueError(
+                f"the loss is {value} at step {done.steps}; try a lower learning rate than {settings.learning_rate:g}"
+            )
+        self.loss_sum += value if weight else 0.0
+        done.steps += 1
+        return value / len(mine)
+
+    def evaluate(self, train_loss: float) -> None:
+        """Add a row to the history, keep the weights if they are the best, and see whether to stop."""
+        done = self.done
+        row = {"epoch": done.steps / self.per_epoch, "step": done.steps, "train_loss": train_loss}
+        if self.validation is None:
+            done.history.append(row)
+            done.best = len(done.history) - 1
+            return
+        found = evaluate(self.model, self.validation, self.metrics, self.settings.batch_size, self.accelerator)
+        done.history.append({**row, **found})
+        if len(done.history) == 1 or self.rank(done.history[-1]) > self.rank(done.history[done.best]):
+            done.best, self.best = len(done.history) - 1, self.snapshot()
+        patience = self.settings.patience
+        done.stopped_early = patience is not None and len(done.history) - 1 - done.best >= patience
+
+    def rank(self, row: dict[str, float]) -> tuple[float, float]:
+        return row[self.metrics[0]], -row["loss"]
+
+    def save(self) -> None:
+        """Write the checkpoint: one file of safetensors, with the rest as JSON in its header."""
+        if self.checkpoint is None or not self.accelerator.is_main_process:
+            return
+        names = {id(p): name for name, p in self.trained.items()}
+        tensors = {f"now.{name}": tensor for name, tensor in self.snapshot().items()}
+        tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
+        for p, state in self.optimizer.state.items():
+            tensors |= {f"{part}.{names[id(p)]}": tensor.clone() for part, tensor in state.items()}
+        done = self.done
+        facts = {"key": self.key, "loss_sum": self.loss_sum, "history": done.history, "best": done.best}
+        facts |= {"steps": done.steps, "seconds": done.seconds, "stopped_early": done.stopped_early}
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.checkpoint.with_name(f"{self.checkpoint.name}.{os.getpid()}")
+        on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        _checks.safetensors().torch.save_file(on_cpu, temporary, metadata={"facts": json.dumps(facts)})
+        temporary.replace(self.checkpoint)
+
+    def restore(self) -> None:
+        if self.checkpoint is None or not self.checkpoint.exists():
+            return
+        try:
+            with _checks.safetensors().safe_open(self.checkpoint, framework="pt") as file:
+                facts = json.loads(file.metadata()["facts"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except Exception as error:  # safetensors has its own kind
+            raise ValueError(f"{self.checkpoint} is no checkpoint: {error}; delete it to start anew") from error
+        if facts["key"] != self.key:
+            raise ValueError(
+                f"{self.checkpoint} is of a run with other options or data; give those, or delete it to start anew"
+            )
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(".")
+            parts.setdefault(part, {})[rest] = tensor
+        try:
+            self.put(parts.pop("now"))
+            self.best = {name: parts["best"][name].to(tensor.device) for name, tensor in self.kept.items()}
+        except (KeyError, RuntimeError) as error:
+            raise ValueError(f"{self.checkpoint} does not fit the model: {error}; delete it to start anew") from error
+        del parts["best"]
+        for name, p in self.trained.items():
+            state = {part: found[name] for part, found in parts.items() if name in found}
+            self.optimizer.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in state.items()}
+        done = self.done
+        done.history, done.best, done.steps = facts["history"], facts["best"], facts["steps"]
+        done.seconds, done.stopped_early, self.loss_sum = facts["seconds"], facts["stopped_early"], facts["loss_sum"]
+
+
+@torch.no_grad()
+def evaluate(
+    model: Any, data: Data, metrics: Sequence[str], batch_size: int = 64, accelerator: Any = None
+) -> dict[str, float]:
+    """Scores of a model on data; with an accelerator, its processes share the work."""
+    model.eval()
+    batches = data.batches(batch_size)
+    rank, world = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
+    device = next(model.parameters()).device
+    mine = [i % len(batches) for i in range(rank, world * math.ceil(len(batches) / world), world)]
+    found: list[Any] = []
+    for i in mine:  # as many in each process, which FSDP needs
+        batch = {k: v.to(device) for k, v in data.batch(batches[i]).items() if k != "labels"}
+        found.append((i, model(**batch).logits.float().cpu()))
+    if world > 1:
+        from accelerate.utils import gather_object
+
+        found = gather_object(found)
+    logits = torch.empty(len(data), found[0][1].shape[-1])
+    for i, part in found:
+        logits[batches[i]] = part
+    if not logits.isfinite().all():
+        raise ValueError("the model's outputs are not finite; try a lower learning rate, or without bf16")
+    return score(logits, data.labels, metrics)
+
+
+def make_accelerator(bf16: bool) -> Any:
+    """An Accelerator as the environment says (accelerate launch, torchrun, or one process)."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state()  # else the precision of an earlier training in this process stays
+    return Accelerator(mixed_precision="bf16" if bf16 else None)
+
+
+def peak_memory() -> int:
+    """Bytes that the process has taken at most: of the accelerator, if there is one, else resident; 0 if unknown."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    try:
+        import resource
+    except ImportError:  # of Unix only
+        return 0
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
+
+
+def _loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Summed over rows."""
+    if labels.is_floating_point():
+        return F.mse_loss(logits.squeeze(-1), labels, reduction="sum")
+    return F.cross_entropy(logits, labels, reduction="sum")
+
+
+def _mixed(seed: int, step: int, rank: int) -> int:
+    return (seed * 1_000_003 + step) * 4099 + rank & 0x7FFF_FFFF_FFFF_FFFF
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Dropout knows the global generator only: seed it, and put it back as it was."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def _interruptions(wanted: bool) -> Iterator[list[int]]:
+    """A list that is filled by the first SIGINT or SIGTERM; the second ends the process as usual."""
+    seen: list[int] = []
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in signals]
+
+    def note(number: int, frame: Any) -> None:
+        seen.append(number)
+        for s, handler in zip(signals, before, strict=True):
+            signal.signal(s, handler)
+
+    for number in signals:
+        signal.signal(number, note)
+    try:
+        yield seen
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,274 @@
+"""Ways to fine-tune, one row each: what is changed in the model, what is trained, and with which hyperparameters.
+
+Those of the paper's methods are the paper's (appendix "Hyperparameters"). Where it gives none they are those of the
+method's own paper: LoRA's for RoBERTa-base (Hu et al. 2022), IA3's (Liu et al. 2022), BitFit's (Zaken et al. 2022),
+BERT's for `full` (Devlin et al. 2019); and 5e-5 for uptraining.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AutoModel
+
+from snnk import hf
+
+# query and value (and key) projections of attention, where PEFT has no row for the architecture
+ATTENTION = (("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("q_lin", "k_lin", "v_lin"), ("q", "k", "v"))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the steps of a method know beside the model."""
+
+    features: int
+    seed: int
+    images: bool
+    source: str  # of the model
+    batches: Callable[[], list[dict[str, Tensor]]]  # labelled ones of the training data, for what is fitted to it
+    layers: str | None = None  # of `uptrain`
+
+
+def nothing(model: Any, setup: Setup) -> Any:
+    return model
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to fine-tune.
+
+    Args:
+        summary: one line for people.
+        edit: changes the model before the classifier gets its start.
+        wrap: chooses what is trained, after that; returns the model to train.
+        finish: changes the trained model before it is saved.
+        features: default of --features: features, adapter size or rank; None where there is none.
+        settings: defaults of `Settings`.
+        images, large: what is different for images and for large data sets.
+        own_pooler: it replaces the pooler of the model, so that there must be one.
+        fit_head: its head has a closed form of its own, which is its start.
+    """
+
+    summary: str
+    edit: Callable[[Any, Setup], Any] = nothing
+    wrap: Callable[[Any, Setup], Any] = nothing
+    finish: Callable[[Any, Setup], Any] = nothing
+    features: int | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    images: dict[str, Any] = field(default_factory=dict)
+    large: dict[str, Any] = field(default_factory=dict)
+    own_pooler: bool = False
+    fit_head: bool = False
+
+
+def heads(model: Any) -> list[str]:
+    """Names of the modules behind the base model: those that are new for a task, and always trained."""
+    found = [
+        name
+        for name, child in model.named_children()
+        if name != model.base_model_prefix and any(True for _ in child.parameters())
+    ]
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no classifier behind its base model; use one for classification")
+    return found
+
+
+def train_only(model: Any, wanted: Callable[[str, nn.Parameter], bool]) -> Any:
+    """Let gradients reach the heads and the parameters that are wanted, no others."""
+    names = tuple(f"{name}." for name in heads(model))
+    for name, p in model.named_parameters():
+        p.requires_grad_(name.startswith(names) or wanted(name, p))
+    return model
+
+
+def linear_probe(model: Any, setup: Setup) -> Any:
+    return train_only(model, lambda name, p: False)
+
+
+def bitfit(model: Any, setup: Setup) -> Any:
+    return train_only(model, lambda name, p: name.rpartition(".")[2] == "bias")
+
+
+def full(model: Any, setup: Setup) -> Any:
+    return train_only(model, lambda name, p: True)
+
+
+def _peft(model: Any, config: Any, setup: Setup) -> Any:
+    from peft import get_peft_model
+
+    config.modules_to_save = heads(model)
+    config.task_type = None if setup.images else "SEQ_CLS"
+    return get_peft_model(model, config)
+
+
+def targets(model: Any, known: dict[str, Any], key: bool) -> Any:
+    """PEFT's own choice of modules, or query (or key) and value by the names that architectures use."""
+    names = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    own = known.get(model.config.model_type)
+    if own is not None and (isinstance(own, str) or all(name.rpartition(".")[2] in names for name in own)):
+        return own
+    # transformers 5 renamed modules, of ViT for one, that PEFT knows by their old names
+    for q, k, v in ATTENTION:
+        if {q, k, v} <= names:
+            return [k if key else q, v]
+    raise ValueError(
+        f"the attention of a {model.config.model_type!r} model was not found among {', '.join(sorted(names))}; "
+        "use another method"
+    )
+
+
+def lora(model: Any, setup: Setup) -> Any:
+    from peft import LoraConfig
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
+
+    chosen = None if model.config.model_type == "gpt2" else targets(model, KNOWN, key=False)
+    fan = model.config.model_type == "gpt2"  # its weights are (in, out)
+    return _peft(
+        model, LoraConfig(r=setup.features, lora_alpha=setup.features, target_modules=chosen, fan_in_fan_out=fan), setup
+    )
+
+
+def ia3(model: Any, setup: Setup) -> Any:
+    from peft import IA3Config
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING as KNOWN
+
+    if model.config.model_type in KNOWN:
+        return _peft(model, IA3Config(), setup)
+    down = sorted({".".join([ffn.name, ffn.row.down]) for ffn in hf.find_ffns(model)})
+    full_names = [name for name, _ in model.named_modules() if name.endswith(tuple(down))]
+    attention = targets(model, {}, key=True)
+    return _peft(model, IA3Config(target_modules=[*attention, *full_names], feedforward_modules=full_names), setup)
+
+
+def snnk_adapter(**options: Any) -> Callable[[Any, Setup], Any]:
+    """Adapters of `snnk.peft`, their projections fitted to the training data where they are no random ones."""
+
+    def wrap(model: Any, setup: Setup) -> Any:
+        from snnk.peft import SNNKConfig
+
+        projection = options.get("projection", "random")
+        config = SNNKConfig(num_features=setup.features, projection_seed=setup.seed, **options)
+        found = _peft(model, config, setup)
+        if projection != "random" and not options.get("train_projection"):
+            from snnk.adapters import fit_projections_
+
+            fit_projections_(found, setup.batches(), method=projection)
+        return found
+
+    return wrap
+
+
+def _own_pooler(model: Any, setup: Setup) -> dict[str, Any]:
+    """What a new pooler starts from: the files may have one even where the classifier reads the token itself."""
+    if hf.find_pooler(model).site.form != "insert":
+        return {"init": "pretrained"}
+    base, info = AutoModel.from_pretrained(setup.source, use_safetensors=True, output_loading_info=True)
+    dense = getattr(getattr(base, "pooler", None), "dense", None)
+    if dense is None or any(key.startswith("pooler.") for key in info["missing_keys"]):
+        return {"init": "random"}
+    return {"init": "pretrained", "pooler": dense}
+
+
+def snnk_pooler(model: Any, setup: Setup) -> Any:
+    hf.replace_pooler_(model, setup.features, "cos", seed=setup.seed, **_own_pooler(model, setup))
+    return model
+
+
+def bundled(model: Any, setup: Setup) -> Any:
+    hf.bundled_head_(model, setup.features, "cos", seed=setup.seed, **_own_pooler(model, setup))
+    return model
+
+
+def pooler_and_classifier(model: Any, setup: Setup) -> Any:
+    hf.freeze_but_head_(model)
+    return model
+
+
+def uptrain(model: Any, setup: Setup) -> Any:
+    layers: Any = setup.layers or f"top-{(len(hf.find_ffns(model)) + 1) // 2}"
+    if layers[0].isdigit():
+        layers = [int(number) for number in layers.split(",")]
+    hf.replace_ffn_(model, layers, num_features=setup.features, seed=setup.seed)
+    return model
+
+
+def merge_pooler(model: Any, setup: Setup) -> Any:
+    hf.merge_pooler_(model)
+    return model
+
+
+def bundle_blocks(model: Any, setup: Setup) -> Any:
+    hf.bundle_(model)
+    return model
+
+
+CLIP = {"clip": 1.0}
+METHODS: dict[str, Method] = {
+    "snnk": Method(
+        "SNNK adapters along principal directions of the model's own activations",
+        # without a gate A starts at zero, and a 17th feature costs what the gate did
+        wrap=snnk_adapter(feature_map="gelu", projection="pca", gate=False),
+        features=17,
+        settings={"learning_rate": 3e-3},
+        images=CLIP,
+    ),
+    "snnk-relu": Method(
+        "the paper's adapters with random ReLU features",
+        wrap=snnk_adapter(feature_map="relu"),
+        features=16,
+        images=CLIP,
+    ),
+    "snnk-cos": Method(
+        "the paper's adapters with random cosine features",
+        wrap=snnk_adapter(feature_map="cos"),
+        features=16,
+        images=CLIP,
+    ),
+    "snnk-pooler": Method(
+        "a cosine SNNK layer for the pooler, trained with the classifier, then merged with it",
+        edit=snnk_pooler,
+        wrap=pooler_and_classifier,
+        finish=merge_pooler,
+        features=512,
+        settings={"weight_decay": 1e-4, "warmup": 0.0},
+        images={"warmup": 0.01},
+        own_pooler=True,
+    ),
+    "bundled": Method(
+        "pooler and classifier as one matrix on frozen features",
+        edit=bundled,
+        wrap=pooler_and_classifier,
+        features=1024,
+        settings={"optimizer": "adam", "warmup": 0.0},
+        own_pooler=True,
+        fit_head=True,
+    ),
+    "uptrain": Method(
+        "the upper half of the feed-forward blocks as SNNK layers, everything trained, then bundled",
+        edit=uptrain,
+        wrap=full,
+        finish=bundle_blocks,
+        features=8,
+        settings={"learning_rate": 5e-5, "schedule": "linear", "weight_decay": 0.1, **CLIP},
+        images={"weight_decay": 1e-3, "clip": None},
+        large={"weight_decay": 1e-4, "clip": None},
+    ),
+    "lora": Method("low-rank updates of query and value", wrap=lora, features=8, settings={"learning_rate": 5e-4}),
+    "houlsby": Method(
+        "bottleneck adapters after attention and feed-forward block",
+        wrap=snnk_adapter(feature_map="relu", projection="pca", train_projection=True, gate=False, use_bias=True),
+        features=48,
+        images=CLIP,
+    ),
+    "bitfit": Method("biases only", wrap=bitfit),
+    "ia3": Method("scales of keys, values and feed-forward blocks", wrap=ia3, settings={"learning_rate": 3e-3}),
+    "linear-probe": Method("the classifier only", wrap=linear_probe),
+    "full": Method(
+        "all parameters",
+        wrap=full,
+        settings={"learning_rate": 2e-5, "batch_size": 32, "epochs": 4, "schedule": "linear", "weight_decay": 0.01},
+    ),
+}

@@ -1,0 +1,113 @@
+"""Masked mean of the last hidden states before the classifier, for encoders whose [CLS] pooler was never trained.
+
+    y = W dropout(sum_t mask_t h_t / sum_t mask_t) + b
+
+The mean is taken by a hook on the base model, which sees the attention mask; so no state is kept between modules, and
+adapters, saving and loading work as for any model. A tensor of shape [0] stands where the pooler's weight was, so that
+a saved model fails to load without the mean instead of coming up with a random pooler.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+
+from snnk.hf.blocks import Pass
+
+POOLING = ("model", "mean")
+
+
+class Pooler(nn.Module):
+    """Stands for BERT's pooler: the hook puts the mean in the place of what it returns."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dense = Pass(dim)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden[:, 0]
+
+
+class Head(nn.Module):
+    """Stands for RoBERTa's and MPNet's classification head: dropout and one linear layer on the only token."""
+
+    def __init__(self, dim: int, labels: int, dropout: float) -> None:
+        super().__init__()
+        self.dense = Pass(dim)
+        self.dropout = nn.Dropout(dropout)
+        self.out_proj = nn.Linear(dim, labels)
+
+    def forward(self, features: Tensor, **kwargs: Any) -> Tensor:
+        return self.out_proj(self.dropout(features[:, 0]))
+
+
+def mean_pooling_(model: Any) -> Any:
+    """Let the classifier of a BERT-like model read the masked mean of all tokens, in place.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
+        >>> model = mean_pooling_(BertForSequenceClassification(BertConfig(**sizes)).eval())
+        >>> short, padded = torch.tensor([[1, 2, 3]]), torch.tensor([[1, 2, 3, 0, 0]])
+        >>> mask = torch.tensor([[1, 1, 1, 0, 0]])
+        >>> bool(torch.allclose(model(short).logits, model(padded, attention_mask=mask).logits, atol=1e-5))
+        True
+    """
+    base: Any = getattr(model, model.base_model_prefix, None)
+    config = model.config
+    head = getattr(model, "classifier", None)
+    if getattr(getattr(base, "pooler", None), "dense", None) is not None:
+        base.pooler = Pooler(config.hidden_size)
+        base.register_forward_hook(_mean_as_pooler, with_kwargs=True)
+    elif base is not None and all(isinstance(getattr(head, name, None), nn.Linear) for name in ("dense", "out_proj")):
+        model.classifier = Head(config.hidden_size, config.num_labels, config.hidden_dropout_prob)
+        base.register_forward_hook(_mean_as_token, with_kwargs=True)
+    else:
+        raise ValueError(f"{type(model).__name__} has no [CLS] pooler that a mean could stand for; use pooling 'model'")
+    config.snnk_pooling = "mean"
+    return model
+
+
+def _mean(kwargs: dict[str, Any], hidden: Tensor) -> Tensor:
+    mask = kwargs.get("attention_mask")
+    if mask is None:
+        return hidden.mean(1)
+    weights = mask.to(hidden.dtype)[..., None]
+    return (hidden * weights).sum(1) / weights.sum(1).clamp_min(1)
+
+
+def _mean_as_pooler(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+    output["pooler_output"] = _mean(kwargs, output.last_hidden_state)
+    return output
+
+
+def _mean_as_token(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+    output["last_hidden_state"] = _mean(kwargs, output.last_hidden_state)[:, None]
+    return output
+
+
+class MeanPooled:
+    """Like AutoModelForSequenceClassification, with `mean_pooling_` before weights are loaded."""
+
+    @classmethod
+    def from_pretrained(cls, source: Any, **kwargs: Any) -> Any:
+        """The model of a folder or of the hub, of its own kind, with the mean before the classifier."""
+        known: Any = AutoModelForSequenceClassification._model_mapping
+        # options of the configuration and of the loader come mixed, and the loader sorts them
+        config = AutoConfig.from_pretrained(source)
+        if type(config) not in known:
+            raise ValueError(f"{source} is a {config.model_type!r} model, which has no classifier for texts")
+        return mean_pooled(known[type(config)]).from_pretrained(source, **kwargs)
+
+
+def mean_pooled(kind: type[PreTrainedModel]) -> Any:
+    """The class with the mean: a subclass, so that transformers loads straight into it."""
+
+    def start(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        kind.__init__(self, config, *args, **kwargs)
+        mean_pooling_(self)
+
+    return type(f"MeanPooled{kind.__name__}", (kind,), {"__init__": start})

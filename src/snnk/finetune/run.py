@@ -1,0 +1,326 @@
+"""`finetune`: a model and a file of labelled data in, a folder with the tuned model, its figures and its card out.
+
+The output is written into a temporary folder beside it and renamed at the end, so that it is whole or not there. While
+a run lasts, its checkpoint is the file `<out>.checkpoint` beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import platform
+import shutil
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+
+import snnk
+from snnk import hf
+from snnk.finetune.card import model_card
+from snnk.finetune.config import FinetuneConfig
+from snnk.finetune.data import Data, Labels
+from snnk.finetune.inputs import Inputs, is_images, read
+from snnk.finetune.loop import Progress, Trained, evaluate, peak_memory, train
+from snnk.finetune.methods import METHODS, Method, Setup
+from snnk.finetune.pooling import MeanPooled
+from snnk.models import write_json
+
+FORMAT = "snnk.Finetune/1"
+LARGE = 50_000  # rows from which the paper's settings for large data sets hold
+FIT_ROWS = 20_000  # for the closed form and for projections
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """The tuned model, its tokenizer or image processor, and what metrics.json holds."""
+
+    out: Path
+    model: Any
+    processor: Any
+    metrics: dict[str, Any]
+    main: bool = True
+
+
+def finetune(
+    config: FinetuneConfig,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    progress: Progress = lambda step, total, loss, scores: None,
+) -> FinetuneResult:
+    """Fine-tune a model of a folder or of the hub, and write the result into a new folder.
+
+    Args:
+        config: everything.
+        say: gets lines for people.
+        progress: see `train`.
+    """
+    out = Path(config.out)
+    checkpoint = out.with_name(f"{out.name}.checkpoint")
+    check_out(out, checkpoint, config.resume)
+    transformers.utils.logging.set_verbosity_error()  # what matters is said here, in one line
+    transformers.utils.logging.disable_progress_bar()
+    images = is_images(config)
+    processor = _processor(config.model, images)
+    inputs = read(config, processor, images)
+    say(
+        f"{len(inputs.train):,} rows to train on, {len(inputs.validation):,} for validation"
+        + (f", {len(inputs.test):,} for the test" if inputs.test is not None else "")
+        + (": regression" if inputs.labels.names is None else f": {len(inputs.labels.names)} classes")
+    )
+    large = len(inputs.train) >= LARGE or bool(inputs.described.get("large"))
+    method, settings = METHODS[config.method], config.settings(images=images, large=large)
+    features = config.features or method.features or 0
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)  # of new classifiers, which transformers draws from the global generator
+        model = _load(config, inputs.labels, images, say)
+        setup = Setup(
+            features, config.seed, images, config.model, lambda: _some(inputs.train, config.seed), config.layers
+        )
+        model.eval()
+        model = method.edit(model, setup)
+        start = _start(model, method, setup, config, say)
+        model = method.wrap(model, setup)
+    counts = {
+        "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "total": sum(p.numel() for p in model.parameters()),
+    }
+    say(f"{config.method}: {counts['trained']:,} of {counts['total']:,} parameters are trained")
+    found = train(
+        model,
+        inputs.train,
+        inputs.validation,
+        settings,
+        metrics=inputs.metrics,
+        checkpoint=checkpoint,
+        resume=config.resume,
+        key=_key(config, inputs),
+        progress=progress,
+    )
+    if not found.main:
+        return FinetuneResult(out, model, processor, {}, main=False)
+    model = method.finish(model, setup).eval()
+    sizes = {"batch_size": settings.batch_size}
+    scores: dict[str, Any] = {"validation": evaluate(model, inputs.validation, inputs.metrics, **sizes)}
+    if inputs.test is not None:
+        scores["test"] = evaluate(model, inputs.test, inputs.metrics, **sizes)
+    adapter = hasattr(model, "peft_config")
+    metrics = {
+        "format": FORMAT,
+        "base_model": config.model if not Path(config.model).is_dir() else Path(config.model).resolve().name,
+        "adapter": adapter,
+        "images": images,
+        "method": config.method,
+        "summary": method.summary,
+        "features": features or None,
+        "labels": None if inputs.labels.names is None else list(inputs.labels.names),
+        "data": inputs.described,
+        "metric": inputs.metrics[0],
+        "scores": scores,
+        "parameters": {**counts, "saved_total": sum(p.numel() for p in model.parameters())},
+        "classifier_start": start,
+        "training": _training(found),
+        "settings": asdict(settings),
+        "config": {k: v for k, v in asdict(config).items() if k not in ("model", "out", "resume", "data_dir")},
+        "seed": config.seed,
+        "versions": _versions(adapter),
+    }
+    _write(model, processor, metrics, config, out)
+    checkpoint.unlink(missing_ok=True)
+    return FinetuneResult(out, model, processor, metrics)
+
+
+def load(folder: str | Path) -> tuple[Any, Any]:
+    """The model that `finetune` wrote, in eval mode and with the names of its classes, and its tokenizer or processor.
+
+    Args:
+        folder: that was the run's `out`.
+    """
+    folder = Path(folder)
+    try:
+        facts = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+        adapter, images, mean = facts["adapter"], facts["images"], facts["config"]["pooling"] == "mean"
+        names, source = facts["labels"], str(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder} was not written by snnk finetune: no metrics.json in it that says so") from error
+    if adapter:
+        source = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+    kind = _kind(images, mean)
+    model = kind.from_pretrained(source, use_safetensors=True, **_label_options(names), **_reset(adapter))
+    if adapter:
+        from peft import PeftModel
+
+        importlib.import_module("snnk.peft")  # makes its adapters known to PEFT
+        model = PeftModel.from_pretrained(model, folder)
+    return model.eval(), _processor(str(folder), images)
+
+
+def check_out(out: Path, checkpoint: Path, resume: bool) -> None:
+    """Refuse what cannot be written, or would overwrite something, before any work."""
+    if out.exists() or out.is_symlink():
+        done = " and is complete, there is nothing to resume" if resume and (out / "metrics.json").is_file() else ""
+        raise FileExistsError(f"{out} exists already{done}; name a folder that does not")
+    if checkpoint.exists() and not resume:
+        raise FileExistsError(f"{checkpoint} is of a run that was stopped: go on with resume, or delete it")
+    parent = next(p for p in out.absolute().parents if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise PermissionError(f"{out} cannot be made: {parent} is no folder that can be written to")
+
+
+def _processor(source: str, images: bool) -> Any:
+    try:
+        return (AutoImageProcessor if images else AutoTokenizer).from_pretrained(source)
+    except Exception as error:  # the files are the user's and the loader is not ours: anything may be wrong
+        what = "an image processor" if images else "a tokenizer"
+        raise ValueError(f"{source} has no {what} that can be loaded: {error}") from error
+
+
+def _kind(images: bool, mean: bool) -> Any:
+    if images and mean:
+        raise ValueError("pooling 'mean' is for texts; for images use 'model'")
+    return AutoModelForImageClassification if images else MeanPooled if mean else AutoModelForSequenceClassification
+
+
+def _label_options(names: Sequence[str] | None) -> dict[str, Any]:
+    if names is None:
+        return {"num_labels": 1, "problem_type": "regression"}
+    return {
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: i for i, name in enumerate(names)},
+        "problem_type": "single_label_classification",
+    }
+
+
+def _reset(base: bool) -> dict[str, Any]:
+    """A base model may have a classifier for other classes, and a pooler where there is to be none: both are new."""
+    return {"ignore_mismatched_sizes": True} if base else {}
+
+
+def _load(config: FinetuneConfig, labels: Labels, images: bool, say: Callable[[str], None]) -> Any:
+    kind = _kind(images, config.pooling == "mean")
+    try:
+        model, info = kind.from_pretrained(
+            config.model,
+            use_safetensors=True,
+            output_loading_info=True,
+            dtype=torch.float32,
+            **_label_options(labels.names),
+            **_reset(True),
+        )
+    except Exception as error:  # the files are the user's and the loader is not ours: anything may be wrong
+        what = "images" if images else "texts"
+        raise ValueError(f"{config.model} cannot be loaded as a classifier of {what}: {error}") from error
+    if Path(config.model).is_dir():
+        model.name_or_path = str(Path(config.model).resolve())  # an adapter is loaded from anywhere
+    inside = sorted(key for key in info["missing_keys"] if key.startswith(f"{model.base_model_prefix}."))
+    if inside and config.pooling == "model":
+        say(f"note: the files have no {', '.join(inside)}; these are random. --pooling mean does without a pooler")
+    wrong = [key for key, *_ in info["mismatched_keys"] if not _may_differ(model, key)]
+    if wrong:
+        raise ValueError(f"{config.model} does not fit its own configuration: {', '.join(wrong)} have other shapes")
+    if not images and model.config.pad_token_id is None:  # GPT-2 looks for the last token that is not padding
+        model.config.pad_token_id = model.config.eos_token_id
+    return model
+
+
+def _may_differ(model: Any, key: str) -> bool:
+    return not key.startswith(f"{model.base_model_prefix}.") or ".pooler." in key
+
+
+def _some(data: Data, seed: int) -> list[dict[str, Any]]:
+    """Batches of training rows, in random order, at most as many as a closed form needs."""
+    batches = data.epoch(64, seed, -1)
+    return [data.batch(indices) for indices in batches[: -(-FIT_ROWS // 64)]]
+
+
+def _start(model: Any, method: Method, setup: Setup, config: FinetuneConfig, say: Callable[[str], None]) -> Any:
+    if config.classifier_start == "random":
+        return {"kind": "random"}
+    fit = (hf.fit_head_ if method.fit_head else hf.start_classifier_)(model, setup.batches())
+    say(f"classifier started from its closed form: {fit}")
+    return {
+        "kind": "closed-form",
+        "rows": fit.rows,
+        "lam": fit.solution.lam,
+        "error": fit.error,
+        "loss": fit.loss,
+        "accuracy": fit.accuracy,
+    }
+
+
+def _key(config: FinetuneConfig, inputs: Inputs) -> str:
+    """Of what decides about the weights: options, and labels and lengths of the rows, which stand for the data."""
+    told = asdict(replace(config, resume=False, out=""))
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    for data in (inputs.train, inputs.validation):
+        digest.update(data.labels.numpy().tobytes())
+        digest.update(repr(list(data.lengths)).encode())
+    return digest.hexdigest()[:16]
+
+
+def _training(found: Trained) -> dict[str, Any]:
+    history = [{k: v if v == v else None for k, v in row.items()} for row in found.history]
+    return {
+        "epochs": history,
+        "best": found.best,
+        "steps": found.steps,
+        "planned_steps": found.total_steps,
+        "stopped_early": found.stopped_early,
+        "seconds": found.seconds,
+        "peak_memory_bytes": peak_memory(),
+        "processes": found.processes,
+        "distributed": found.distributed,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _versions(adapter: bool) -> dict[str, str]:
+    import accelerate
+
+    found = {"snnk": snnk.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    found |= {"accelerate": accelerate.__version__, "python": platform.python_version()}
+    if adapter:
+        import peft
+
+        found["peft"] = peft.__version__
+    return found
+
+
+def _write(model: Any, processor: Any, metrics: dict[str, Any], config: FinetuneConfig, out: Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
+    card = Path(config.model) / "README.md"
+    original = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    try:
+        temporary.mkdir()
+        model.save_pretrained(temporary)
+        processor.save_pretrained(temporary)
+        if metrics["adapter"] and config.pooling == "mean":
+            _name_base(temporary / "adapter_config.json")
+        write_json(temporary / "metrics.json", metrics)
+        (temporary / "README.md").write_text(model_card(metrics, original), encoding="utf-8")
+        if out.exists():  # made meanwhile; an empty folder would be replaced
+            raise FileExistsError(f"{out} exists already; the result is not written, its checkpoint stays")
+        temporary.rename(out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _name_base(file: Path) -> None:
+    """PEFT is to refuse to load the adapter onto a model without the mean, which it does for a class of others."""
+    found = json.loads(file.read_text(encoding="utf-8"))
+    found["task_type"] = None
+    found["auto_mapping"] = {"base_model_class": MeanPooled.__name__, "parent_library": "snnk.finetune"}
+    write_json(file, found)

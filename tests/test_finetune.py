@@ -1,0 +1,545 @@
+import json
+import math
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+from peft import AutoPeftModelForSequenceClassification
+from test_hf_data import WORDS, make_images, make_tokenizer
+from torch import nn
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+from snnk.finetune import (
+    METHODS,
+    Data,
+    FinetuneConfig,
+    MeanPooled,
+    Settings,
+    encode_texts,
+    evaluate,
+    finetune,
+    load,
+    mean_pooling_,
+    train,
+)
+
+DIM = 16
+TINY = {
+    "hidden_size": DIM,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 43,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,  # features that differ from text to text
+}
+HEAD = 2 * DIM + 2
+
+
+def make_rows(count=160, seed=0):
+    """Texts, and whether most of their words are of the first half: the mean of tokens tells it."""
+    generator = torch.Generator().manual_seed(seed)
+    texts, labels = [], []
+    for n in torch.randint(3, 12, (count,), generator=generator).tolist():
+        words = torch.randint(40, (n,), generator=generator)
+        texts.append(" ".join(WORDS[i] for i in words))
+        labels.append(int((words < 20).double().mean() > 0.5))
+    return texts, labels
+
+
+def write(path, texts, labels):
+    rows = (f"{text}\t{label}" for text, label in zip(texts, labels, strict=True))
+    path.write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    return str(path)
+
+
+def save(kind, folder, **options):
+    torch.manual_seed(0)
+    kind(kind.config_class(**{**TINY, **options})).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finetune")
+    save(transformers.BertModel, folder / "bert")
+    texts, labels = make_rows()
+    write(folder / "train.tsv", texts, ["yes" if label else "no" for label in labels])
+    texts, labels = make_rows(60, seed=1)
+    write(folder / "test.tsv", texts, ["yes" if label else "no" for label in labels])
+    return folder
+
+
+def make_config(root, out, **options):
+    files = {"train": str(root / "train.tsv"), "test": str(root / "test.tsv")}
+    options = {"method": "linear-probe", "epochs": 2, "batch_size": 32, "pooling": "mean", **options}
+    return FinetuneConfig(model=str(root / "bert"), out=str(out), **{**files, **options})
+
+
+@pytest.fixture(scope="module")
+def data():
+    texts, labels = make_rows()
+    return encode_texts(make_tokenizer(), texts, None, torch.tensor(labels), 64)
+
+
+def make_model(**options):
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**{**TINY, **options}))
+    return mean_pooling_(model)
+
+
+def outputs(model):
+    tokenizer = make_tokenizer()
+    with torch.no_grad():
+        return model.eval()(**tokenizer(["w1 w2 w3", "w30"], padding=True, return_tensors="pt")).logits
+
+
+def weights(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+ADAPTERS = ("snnk", "snnk-relu", "snnk-cos", "lora", "houlsby", "ia3")
+TRAINED = {  # of a BERT with two layers of width 16 and 32, four features, two classes
+    "snnk": 4 * DIM * 4 + HEAD,
+    "snnk-relu": 4 * (DIM * 4 + DIM) + HEAD,
+    "snnk-cos": 4 * (DIM * 4 + DIM) + HEAD,
+    "snnk-pooler": DIM * 4 + HEAD,
+    "bundled": 2 * 4 + 2,
+    "lora": 2 * 2 * 2 * DIM * 4 + HEAD,
+    "houlsby": 4 * (DIM * 4 + DIM + 4 * (DIM + 1)) + HEAD,
+    "ia3": 2 * (DIM + DIM + DIM + 32) + HEAD,
+    "linear-probe": HEAD,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_what_it_says_and_comes_back(root, tmp_path, method, monkeypatch):
+    pooling = "model" if METHODS[method].own_pooler else "mean"
+    features = None if METHODS[method].features is None else 4
+    rate = {"full": 1e-3, "uptrain": 1e-3}.get(method)  # else no step of so few is an improvement
+    options = {"method": method, "pooling": pooling, "features": features, "learning_rate": rate}
+    config = make_config(root, tmp_path / "this folder", **options)
+    said = []
+    done = finetune(config, say=said.append)
+    found = json.loads((tmp_path / "this folder" / "metrics.json").read_text())
+    assert found == done.metrics and found["method"] == method and found["labels"] == ["no", "yes"]
+    if method in TRAINED:
+        assert found["parameters"]["trained"] == TRAINED[method]
+    assert (tmp_path / "this folder" / "adapter_model.safetensors").exists() == (method in ADAPTERS)
+    assert {path.name for path in tmp_path.iterdir()} == {"this folder"}  # no checkpoint, nothing temporary
+
+    base = transformers.BertModel.from_pretrained(root / "bert").state_dict()
+    frozen = [name for name in base if "pooler" not in name and not (method == "bitfit" and name.endswith("bias"))]
+    if method in ADAPTERS:
+        tuned = {
+            k.removeprefix("base_model.model.bert.").replace("base_layer.", ""): v
+            for k, v in weights(done.model).items()
+        }
+    else:
+        tuned = {k.removeprefix("bert."): v for k, v in weights(done.model).items()}
+    if method not in ("full", "uptrain"):
+        assert all(torch.equal(tuned[name], base[name]) for name in frozen)
+    else:
+        assert not torch.equal(tuned["embeddings.word_embeddings.weight"], base["embeddings.word_embeddings.weight"])
+
+    monkeypatch.chdir(tmp_path)
+    card = (tmp_path / "this folder" / "README.md").read_text()
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", card, re.DOTALL)[1], names)
+    assert torch.equal(outputs(names["model"]), outputs(done.model))
+    assert names["model"].config.id2label == {0: "no", 1: "yes"} and names["processor"]("w1")["input_ids"] == [2, 4]
+    assert f"{found['scores']['test']['accuracy']:.4f}" in card and 'base_model: "bert"' in card
+    kept = found["training"]["epochs"][found["training"]["best"]]
+    assert found["scores"]["validation"]["loss"] == pytest.approx(kept["loss"], rel=1e-2)  # merged: rounding
+
+
+def test_figures_are_of_the_model_that_is_saved(root, tmp_path):
+    done = finetune(make_config(root, tmp_path / "out", method="full", epochs=3, learning_rate=1e-3))
+    model, tokenizer = load(tmp_path / "out")
+    texts, labels = make_rows(60, seed=1)
+    with torch.no_grad():
+        logits = torch.cat([model(**tokenizer(text, return_tensors="pt")).logits for text in texts])
+    accuracy = float((logits.argmax(-1) == torch.tensor(labels)).double().mean())
+    assert done.metrics["scores"]["test"]["accuracy"] == pytest.approx(accuracy)
+    training = done.metrics["training"]
+    assert training["steps"] == 15 and len(training["epochs"]) == 4 and training["seconds"] > 0
+    assert training["peak_memory_bytes"] > 1e6 and training["epochs"][0]["train_loss"] is None
+    assert training["epochs"][3]["train_loss"] < training["epochs"][1]["train_loss"]
+    assert done.metrics["data"]["rows"] == {"train": 143, "validation": 17, "test": 60}
+    assert {"snnk", "torch", "transformers", "accelerate"} <= set(done.metrics["versions"])
+    assert done.metrics["settings"]["weight_decay"] == 0.01 and done.metrics["settings"]["learning_rate"] == 1e-3
+    with pytest.raises(FileExistsError, match="exists already and is complete"):
+        finetune(make_config(root, tmp_path / "out", resume=True))
+
+
+def test_the_closed_form_start_is_better_than_a_random_one(root, tmp_path):
+    losses = {}
+    for start in ("closed-form", "random"):
+        config = make_config(root, tmp_path / start, max_steps=1, classifier_start=start)
+        found = finetune(config).metrics
+        losses[start] = found["training"]["epochs"][0]["loss"]
+        assert found["classifier_start"]["kind"] == start and found["training"]["steps"] == 1
+    assert losses["closed-form"] < 0.6 < losses["random"]
+
+
+def test_a_plain_load_of_a_mean_pooled_model_fails(root, tmp_path):
+    for method in ("linear-probe", "lora"):
+        finetune(make_config(root, tmp_path / method, method=method, max_steps=1))
+    with pytest.raises((RuntimeError, ValueError), match="mismatched_sizes"):
+        transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "linear-probe")
+    with pytest.raises(ValueError, match=r"snnk\.finetune"):
+        AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "lora")
+
+
+def test_regression_and_its_unit(tmp_path, root):
+    texts, _ = make_rows()
+    target = [f"{1000 + 100 * sum(int(w[1:]) < 20 for w in text.split()) / len(text.split()):.1f}" for text in texts]
+    file = write(tmp_path / "prices.tsv", texts, target)
+    config = make_config(root, tmp_path / "out", train=file, test=file, text="sentence", method="bitfit")
+    found = finetune(config).metrics
+    assert found["labels"] is None and found["metric"] == "pearson" and found["scores"]["test"]["pearson"] > 0.6
+    assert found["training"]["epochs"][1]["train_loss"] < 10  # in parts of the variance, which is 600
+    model, tokenizer = load(tmp_path / "out")
+    assert 900 < model(**tokenizer("w1 w30", return_tensors="pt")).logits.item() < 1200
+
+
+def test_glue_task_and_metrics(root, tmp_path):
+    texts, labels = make_rows(80)
+    (tmp_path / "CoLA").mkdir()
+    for name in ("train", "dev"):
+        rows = [f'x\t{label}\t*\t"{text}' for text, label in zip(texts, labels, strict=True)]
+        (tmp_path / "CoLA" / f"{name}.tsv").write_text("\n".join(rows))
+    options = {"train": None, "test": None, "task": "cola", "data_dir": str(tmp_path), "max_steps": 1}
+    found = finetune(make_config(root, tmp_path / "out", **options)).metrics
+    assert found["metric"] == "mcc" and set(found["scores"]["test"]) == {"mcc", "accuracy", "loss"}
+    assert found["data"]["rows"] == {"train": 72, "validation": 8, "test": 80}
+
+
+@pytest.mark.parametrize("method", ["snnk-relu", "lora", "ia3", "snnk-pooler"])
+def test_images(tmp_path, method):
+    sizes = {key: TINY[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(**sizes, image_size=16, patch_size=8)
+    transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "vit")
+    (tmp_path / "data").mkdir()
+    for name in ("cat", "dog"):
+        make_images(tmp_path / "data" / name, 12)
+    options = {"method": method, "batch_size": 8, "epochs": 1, "validation_share": 0.25, "features": 4}
+    options["features"] = None if METHODS[method].features is None else 4
+    done = finetune(
+        FinetuneConfig(str(tmp_path / "vit"), str(tmp_path / "out"), train=str(tmp_path / "data"), **options)
+    )
+    model, processor = load(tmp_path / "out")
+    assert done.metrics["images"] and done.metrics["labels"] == ["cat", "dog"]
+    assert done.metrics["settings"]["clip"] == (1.0 if method == "snnk-relu" else None)
+    pixels = {"pixel_values": torch.randn(2, 3, 16, 16)}
+    with torch.no_grad():
+        assert torch.equal(model(**pixels).logits, done.model(**pixels).logits)
+    assert processor.size["height"] == 16
+
+
+KINDS = [transformers.RobertaForSequenceClassification, transformers.MPNetForSequenceClassification]
+
+
+@pytest.mark.parametrize("kind", [transformers.BertForSequenceClassification, *KINDS])
+def test_mean_pooling_is_a_masked_mean(kind, tmp_path):
+    folder = save(kind, tmp_path / "base", num_labels=2)
+    model = MeanPooled.from_pretrained(folder, num_labels=3, ignore_mismatched_sizes=True).eval()
+    ids, mask = torch.randint(3, 43, (2, 6)), torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]])
+    base = getattr(kind.from_pretrained(folder), model.base_model_prefix).eval()
+    classifier = getattr(model.classifier, "out_proj", model.classifier)
+    with torch.no_grad():
+        hidden = base(ids, attention_mask=mask).last_hidden_state
+        mean = torch.stack([hidden[0].mean(0), hidden[1, :2].mean(0)])
+        assert torch.allclose(model(ids, attention_mask=mask).logits, classifier(mean), atol=1e-5)
+        assert torch.allclose(model(ids).logits, classifier(base(ids).last_hidden_state.mean(1)), atol=1e-5)
+    model.save_pretrained(tmp_path / "saved")
+    again = MeanPooled.from_pretrained(tmp_path / "saved").eval()
+    assert torch.equal(again(ids).logits, model(ids).logits) and again.config.snnk_pooling == "mean"
+
+
+def test_mean_pooling_refuses_models_without_a_pooler():
+    config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=43)
+    with pytest.raises(ValueError, match="GPT2ForSequenceClassification has no"):
+        mean_pooling_(transformers.GPT2ForSequenceClassification(config))
+
+
+def test_a_decoder_whose_tokenizer_has_no_padding(root, tmp_path):
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_embd=8, n_inner=32, n_layer=1, n_head=2, vocab_size=43, n_positions=32)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    make_tokenizer(eos_token="[CLS]").save_pretrained(tmp_path / "gpt2")
+    config = make_config(root, tmp_path / "out", method="lora", pooling="model", max_steps=2)
+    done = finetune(replace(config, model=str(tmp_path / "gpt2")))
+    model, tokenizer = load(tmp_path / "out")
+    ids = tokenizer("w1 w2 w3", return_tensors="pt")
+    assert torch.equal(model(**ids).logits, done.model(**ids).logits)
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("how", ["killed", "interrupted", "twice"])
+def test_a_run_that_is_resumed_ends_with_the_same_weights(data, tmp_path, how):
+    settings = Settings(epochs=4, batch_size=32, learning_rate=3e-3, schedule="linear", clip=1.0, patience=None)
+    train_rows, held = data.split(0.2, 0)
+    whole = make_model()  # with dropout, which must be the same too
+    reference = train(whole, train_rows, held, settings)
+
+    file = tmp_path / "run.checkpoint"
+
+    def stop_at(steps):
+        def progress(step, total, loss, scores):
+            if step == steps and how == "killed":
+                raise Stop
+            if step == steps:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        return progress
+
+    for steps in (6, 11) if how == "twice" else (6,):  # four steps an epoch
+        with pytest.raises(Stop if how == "killed" else KeyboardInterrupt):
+            train(make_model(), train_rows, held, settings, checkpoint=file, resume=True, progress=stop_at(steps))
+        assert [path.name for path in tmp_path.iterdir()] == ["run.checkpoint"]
+    seen = []
+    model = make_model()
+    with torch.no_grad():
+        model.classifier.weight.zero_()  # the checkpoint has what is trained
+    done = train(
+        model,
+        train_rows,
+        held,
+        settings,
+        checkpoint=file,
+        resume=True,
+        progress=lambda step, *rest: seen.append(step),
+    )
+    assert seen[0] == {"killed": 5, "interrupted": 7, "twice": 12}[how] and seen[-1] == 16
+    assert same(weights(model), weights(whole))
+    for a, b in zip(done.history, reference.history, strict=True):
+        assert a == pytest.approx(b, rel=1e-6, nan_ok=True)
+
+
+def test_checkpoints_that_do_not_fit_are_refused(data, tmp_path):
+    file = tmp_path / "c"
+    train(make_model(), data, None, Settings(max_steps=1), checkpoint=file, key="a")
+    with pytest.raises(ValueError, match="other options or data"):
+        train(make_model(), data, None, Settings(max_steps=1), checkpoint=file, key="b", resume=True)
+    with pytest.raises(ValueError, match="does not fit the model"):
+        model = make_model(hidden_size=8)
+        train(model, data, None, Settings(max_steps=1), checkpoint=file, key="a", resume=True)
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(ValueError, match="is no checkpoint"):
+        train(make_model(), data, None, Settings(max_steps=1), checkpoint=file, key="a", resume=True)
+
+
+def test_the_run_resumes_from_files(root, tmp_path):
+    config = make_config(root, tmp_path / "out", method="snnk-relu", epochs=3, seed=5)
+    whole = finetune(replace(config, out=str(tmp_path / "whole")))
+
+    def stop(step, total, loss, scores):
+        if step == 7:
+            raise Stop
+
+    with pytest.raises(Stop):
+        finetune(config, progress=stop)
+    assert (tmp_path / "out.checkpoint").exists() and not (tmp_path / "out").exists()
+    with pytest.raises(FileExistsError, match="go on with resume, or delete it"):
+        finetune(config)
+    with pytest.raises(ValueError, match="other options or data"):
+        finetune(replace(config, resume=True, learning_rate=0.5))
+    done = finetune(replace(config, resume=True))
+    assert same(weights(done.model), weights(whole.model)) and not (tmp_path / "out.checkpoint").exists()
+    a, b = (r.metrics["training"]["epochs"] for r in (done, whole))
+    assert a == b
+
+
+def test_the_best_epoch_is_kept_and_patience_ends_the_run(data):
+    train_rows, held = data.split(0.3, 0)
+    model = make_model()
+    done = train(model, train_rows, held, Settings(epochs=40, learning_rate=0.05, patience=2, batch_size=64))
+    assert done.stopped_early and len(done.history) == done.best + 3 and done.steps < done.total_steps
+    kept = done.history[done.best]
+    assert evaluate(model, held, ["accuracy"])["accuracy"] == kept["accuracy"]
+    assert evaluate(model, held, ["accuracy"])["loss"] == pytest.approx(kept["loss"], rel=1e-5)
+    assert all((row["accuracy"], -row["loss"]) <= (kept["accuracy"], -kept["loss"]) for row in done.history)
+
+
+def test_without_validation_the_last_weights_stay(data):
+    model = make_model()
+    before = weights(model)
+    done = train(model, data, None, Settings(max_steps=3, batch_size=64))
+    assert done.steps == 3 and len(done.history) == 2 and not same(before, weights(model))
+
+
+def test_steps_against_a_plain_loop(data):
+    settings = Settings(epochs=2, batch_size=64, learning_rate=1e-2, warmup=0.5, weight_decay=0.1, clip=0.1)
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model, plain = make_model(**quiet), make_model(**quiet)
+    train(model, data, None, settings)
+    adam = torch.optim.AdamW(plain.parameters(), lr=1e-2, weight_decay=0.1)
+    step = 0
+    for epoch in range(2):
+        for indices in data.epoch(64, 0, epoch):
+            adam.param_groups[0]["lr"] = 1e-2 * min(1, (step + 1) / 3)
+            plain(**data.batch(indices)).loss.backward()
+            nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
+            adam.step()
+            adam.zero_grad()
+            step += 1
+    assert step == 6
+    for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_rates():
+    linear = Settings(learning_rate=1.0, schedule="linear", warmup=0.2)
+    assert [round(linear.rate(i, 10), 6) for i in range(10)] == [0.5, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125]
+    assert {Settings(learning_rate=1.0, warmup=0).rate(i, 10) for i in range(10)} == {1.0}
+
+
+def test_bf16_and_back_and_the_global_generator(data):
+    found = {}
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    for name, bf16 in (("before", False), ("bf16", True), ("after", False)):
+        model = make_model()
+        torch.set_rng_state(state)
+        train(model, data, None, Settings(max_steps=2, bf16=bf16))
+        assert torch.equal(torch.get_rng_state(), state)
+        found[name] = weights(model)
+        assert outputs(model).dtype == torch.float32
+    assert same(found["before"], found["after"]) and not same(found["before"], found["bf16"])
+    for a, b in zip(found["before"].values(), found["bf16"].values(), strict=True):
+        assert b.dtype == torch.float32 and (a - b).abs().max() < 0.01
+
+
+SCRIPT = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+import torch
+from snnk.finetune import FinetuneConfig, finetune  # once, before the processes part: it takes longer than the rest
+root, out, port = sys.argv[1:]
+child = os.fork()
+rank = "0" if child else "1"
+os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}  # as torchrun does
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
+finetune(FinetuneConfig(root + "/quiet", out, "snnk-relu", train=root + "/train.tsv", test=root + "/test.tsv",
+                        epochs=2, batch_size=50, pooling="mean"))
+torch.distributed.destroy_process_group()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_two_processes_give_what_one_gives(root, tmp_path):
+    """143 rows in batches of 50: the last has 43, 22 and 21 for the two."""
+    save(transformers.BertModel, root / "quiet", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(root), str(tmp_path / "two"), port],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    config = make_config(root, tmp_path / "one", method="snnk-relu", batch_size=50)
+    one = finetune(replace(config, model=str(root / "quiet")))
+    two, _ = load(tmp_path / "two")
+    found = json.loads((tmp_path / "two" / "metrics.json").read_text())
+    assert found["training"]["processes"] == 2 and one.metrics["training"]["processes"] == 1
+    for a, b in zip(one.metrics["training"]["epochs"], found["training"]["epochs"], strict=True):
+        assert {k: v for k, v in a.items() if v is not None} == pytest.approx(
+            {k: v for k, v in b.items() if v is not None}, rel=1e-4
+        )
+    # PEFT keeps the classifier that it copied, unused and unsaved
+    a, b = ({k: v for k, v in weights(m).items() if "original_module" not in k} for m in (one.model, two))
+    assert a.keys() == b.keys()
+    assert max(float((a[name] - b[name]).abs().max()) for name in a) < 1e-5
+
+
+def test_a_loss_that_is_not_finite_is_told(data):
+    with pytest.raises(ValueError, match="try a lower learning rate"):
+        train(make_model(), data, None, Settings(learning_rate=1e30, max_steps=5, warmup=0.0))
+
+
+def test_bad_input_to_train(data):
+    model = make_model().requires_grad_(False)
+    with pytest.raises(ValueError, match="nothing to train"):
+        train(model, data)
+    with pytest.raises(ValueError, match="no rows to train on"):
+        train(make_model(), Data([], torch.tensor([]), data.collate, []))
+    for options, message in (
+        ({"learning_rate": 0}, "learning_rate must be a positive number"),
+        ({"learning_rate": math.nan}, "learning_rate"),
+        ({"batch_size": 0}, "batch_size must be a positive integer"),
+        ({"optimizer": "adamx"}, "did you mean 'adam'"),
+        ({"schedule": "cosine"}, "unknown schedule"),
+        ({"warmup": 1.0}, "warmup must be in"),
+        ({"clip": -1.0}, "clip"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Settings(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "snnk-rely"}, "did you mean 'snnk-relu'"),
+        ({"pooling": "cls"}, "unknown pooling"),
+        ({"classifier_start": "zero"}, "unknown classifier start"),
+        ({"task": "cola"}, "give either train"),
+        ({"train": None}, "give either train"),
+        ({"features": 3}, "has no features"),
+        ({"method": "bundled"}, "own pooler"),
+        ({"epochs": 0}, "epochs must be a positive integer"),
+        ({"validation_share": 1.0}, "between 0 and 1"),
+        ({"text": "body"}, r"no column 'body' in .*; its columns are sentence, label"),
+        ({"text_pair": "other"}, r"no column 'other'"),
+        ({"label": "score"}, r"no column 'score'"),
+        ({"train": "{root}/empty.tsv"}, "is empty"),
+        ({"train": "{root}/one.tsv"}, "all labels of .* are 'a'"),
+        ({"train": "{root}/none.tsv"}, "no file"),
+        ({"test": "{root}/one.tsv"}, "not in the training data: no, yes"),
+        ({"validation_share": 0.01}, "4 of each are needed"),
+        ({"model": "{root}/none"}, "has no a? ?tokenizer"),
+        ({"model": "{root}/t5"}, "cannot be loaded as a classifier"),
+        ({"out": "{root}/bert"}, "exists already"),
+        ({"out": "{root}/train.tsv/x"}, "cannot be made"),
+    ],
+)
+def test_bad_options(root, tmp_path, options, message):
+    (root / "empty.tsv").write_text("sentence\tlabel\n")
+    write(root / "one.tsv", make_rows()[0], ["a"] * 160)
+    if "t5" in str(options) and not (root / "t5").exists():
+        config = transformers.MarianConfig(d_model=8, vocab_size=43, pad_token_id=0, decoder_start_token_id=0)
+        config.save_pretrained(root / "t5")
+        make_tokenizer().save_pretrained(root / "t5")
+    options = {k: v.format(root=root) if isinstance(v, str) else v for k, v in options.items()}
+    out, model = options.pop("out", tmp_path / "out"), options.pop("model", str(root / "bert"))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises((ValueError, OSError), match=message):
+        finetune(replace(make_config(root, out, **{"text": "sentence", **options}), model=model))
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_load_refuses_other_folders(root):
+    with pytest.raises(ValueError, match="was not written by snnk finetune"):
+        load(root / "bert")
