@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from snnk.experiments import bundled_transformers, mnist, pointwise, trainable_parameters, uci
+from snnk.experiments import bundled_transformers, mnist, pointwise, qpnn, siren, trainable_parameters, uci
 
 EXPERIMENTS: dict[str, ModuleType] = {
     "pointwise": pointwise,
+    "siren": siren,
+    "qpnn": qpnn,
     "mnist": mnist,
     "uci": uci,
     "trainable-parameters": trainable_parameters,

@@ -1,0 +1,367 @@
+r"""Figure 2 of the paper, right: SIREN fits an image, also with a hidden layer replaced (appendix, "Siren").
+
+SIREN (Sitzmann et al., 2020) is x -> sin(omega W0 x + b0), hidden layers h -> sin(omega (W h + b)), and a linear layer.
+One hidden layer becomes phi(h) A^T with 64 features; A is trained with the rest. Two ways to choose phi:
+
+- "SNNK, paper": the paper's estimator of the sine layer, A = psi(omega W, omega b) to begin with. |h| |omega W| is
+  about 16 in a SIREN and the variance grows like its exponential, so h and W are put on the unit sphere.
+- "SNNK, neurons": phi(h) = sin(G h + c), frozen neurons drawn as SIREN draws its own; A starts at random.
+
+"3 layers with hidden matrices of 256 x 256" has two readings. The original has three hidden layers: the middle one is
+replaced. With a single one, A and the last layer behind it are one row of 64 numbers, so that the whole network has
+833 to fit an image with; both are here. Derivatives of networks are exact, those of the image are Sobel's and Laplace's
+differences; all are with respect to coordinates in [-1, 1].
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from snnk import _checks
+from snnk.experiments.records import Results, Row
+from snnk.features import URF, Directions
+from snnk.layers import SNNKLinear
+from snnk.projections import make_generator
+
+FIGURE = "figure 2, SIREN"
+NEEDS = "scikit-image"
+TIME = "5 minutes; --quick 10 seconds"
+BASELINE = "SIREN"
+NETWORKS = (BASELINE, "SNNK, paper", "SNNK, neurons")
+BUNDLED = "; A and the last layer are one row of numbers, a feature each"
+KINDS = ("picture", "gradient", "Laplacian")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The setting of SIREN's authors, except that a step takes `batch` of the pixels and not all 65,536 (batch=0).
+
+    `hidden` are numbers of hidden layers, of which one is replaced; `every` the steps between two points of a curve;
+    `picture` the size of the pictures in the rows. One seed, for time.
+    """
+
+    image: str = "camera"
+    size: int = 256
+    width: int = 256
+    hidden: tuple[int, ...] = (3, 1)
+    num_features: int = 64
+    omega: float = 30.0
+    lr: float = 1e-4
+    steps: int = 500
+    batch: int = 2048
+    every: int = 100
+    picture: int = 96
+    seeds: int = 1
+    seed: int = 0
+
+
+QUICK = Config(size=128, width=128, num_features=32, hidden=(3,), lr=5e-4, steps=150, batch=1024, picture=64)
+
+
+def _camera() -> Tensor:
+    try:
+        data = importlib.import_module("skimage.data")
+    except ImportError:
+        raise ImportError("this experiment needs the image of scikit-image: pip install scikit-image") from None
+    return torch.from_numpy(data.camera()).float() / 127.5 - 1
+
+
+def _waves() -> Tensor:
+    """An image that needs nothing: a disc on two waves."""
+    y, x = _grid(512).reshape(512, 512, 2).unbind(-1)
+    return 0.3 * torch.sin(9 * x + 2 * y) * torch.cos(5 * y) + 0.6 * torch.tanh(20 * (0.5 - torch.hypot(x, y)))
+
+
+IMAGES: dict[str, Callable[[], Tensor]] = {"camera": _camera, "waves": _waves}
+
+
+def _grid(size: int) -> Tensor:
+    """Coordinates of the pixels, (size^2, 2) in [-1, 1]: down, then across."""
+    t = torch.linspace(-1, 1, size)
+    return torch.stack(torch.meshgrid(t, t, indexing="ij"), -1).reshape(-1, 2)
+
+
+class Sine(nn.Module):
+    """sin(omega (W x + b)), drawn as SIREN's authors do; the last layer is W x + b alone."""
+
+    def __init__(
+        self, in_features: int, out_features: int, omega: float, generator: Generator, first: bool = False
+    ) -> None:
+        super().__init__()
+        bound = 1 / in_features if first else (6 / in_features) ** 0.5 / omega
+        self.omega, self.last = omega, out_features == 1
+        self.weight = nn.Parameter(_uniform(out_features, in_features, bound=bound, generator=generator))
+        self.bias = nn.Parameter(_uniform(out_features, bound=in_features**-0.5, generator=generator))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = F.linear(x, self.weight, self.bias)
+        return z if self.last else torch.sin(self.omega * z)
+
+
+class SineNeurons(nn.Module):
+    """phi(h) A^T with phi(h) = sin(G h + c), G and c frozen; the outputs have the variance of a sine layer's."""
+
+    def __init__(self, in_features: int, out_features: int, num_features: int, generator: Generator) -> None:
+        super().__init__()
+        self.feature_map = Directions(in_features, num_features, "sin")
+        self.feature_map.set_(_uniform(num_features, in_features, bound=(6 / in_features) ** 0.5, generator=generator))
+        self.feature_map.projection[:, -1] = _uniform(num_features, bound=math.pi, generator=generator)
+        bound = (3 / num_features) ** 0.5
+        self.weight = nn.Parameter(_uniform(out_features, num_features, bound=bound, generator=generator))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.feature_map(x), self.weight)
+
+
+def _uniform(*shape: int, bound: float, generator: Generator) -> Tensor:
+    return (2 * torch.rand(shape, generator=generator) - 1) * bound
+
+
+def build(network: str, hidden: int, config: Config, seed: int) -> nn.Sequential:
+    """A network (*, 2) -> (*, 1); all three have the same layers but for the middle one of `hidden`.
+
+    Example:
+        >>> build("SNNK, paper", 3, QUICK, seed=0)(torch.zeros(5, 2)).shape
+        torch.Size([5, 1])
+    """
+    _checks.choose(network, NETWORKS, "network")
+    width, omega, generator = config.width, config.omega, make_generator(seed)
+    inner = [Sine(width, width, omega, generator) for _ in range(hidden)]
+    net = nn.Sequential(Sine(2, width, omega, generator, first=True), *inner, Sine(width, 1, omega, generator))
+    middle = hidden // 2
+    if network == "SNNK, paper":
+        fm = URF.paper(width, config.num_features, "sin", normalize="unit", seed=seed)
+        weights = omega * inner[middle].weight.detach(), omega * inner[middle].bias.detach()
+        net[1 + middle] = SNNKLinear(width, width, config.num_features, fm, weights=weights)
+    elif network == "SNNK, neurons":
+        net[1 + middle] = SineNeurons(width, width, config.num_features, generator)
+    return net
+
+
+def psnr(error: Tensor, peak: float) -> float:
+    """Peak signal-to-noise ratio in dB of an array of errors."""
+    return 10 * math.log10(peak**2 / max(float(error.double().square().mean()), 1e-12))
+
+
+def differences(image: Tensor) -> dict[str, Tensor]:
+    """Picture (n, n), gradient (n, n, 2) by Sobel's filter and Laplacian (n, n) of an image on [-1, 1]^2.
+
+    Example:
+        >>> image = torch.linspace(-1, 1, 9)[:, None].expand(9, 9)
+        >>> differences(image)["gradient"][4, 4].tolist()
+        [1.0, 0.0]
+    """
+    scale = (len(image) - 1) / 2
+    padded = F.pad(image[None, None], (1, 1, 1, 1), mode="replicate")
+    down = torch.tensor([[-1.0, -2, -1], [0, 0, 0], [1, 2, 1]]) / 8
+    across, laplace = down.T, torch.tensor([[0.0, 1, 0], [1, -4, 1], [0, 1, 0]])
+    result = F.conv2d(padded, torch.stack([down, across, laplace])[:, None])[0]
+    return {
+        "picture": image,
+        "gradient": scale * result[:2].permute(1, 2, 0),
+        "Laplacian": scale**2 * result[2],
+    }
+
+
+def derivatives(net: nn.Module, size: int, chunk: int = 4096) -> dict[str, Tensor]:
+    """The same three of a network, exact: values, gradient and Laplacian at the pixels of a (size, size) image."""
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    for points in _grid(size).split(chunk):
+        x = points.clone().requires_grad_()
+        y = net(x)
+        (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        second = [torch.autograd.grad(gradient[:, i].sum(), x, retain_graph=True)[0][:, i] for i in range(2)]
+        parts.append((y.detach()[:, 0], gradient.detach(), second[0] + second[1]))
+    y, gradient, laplacian = (torch.cat(part) for part in zip(*parts, strict=True))
+    square = size, size
+    return {
+        "picture": y.reshape(square),
+        "gradient": gradient.reshape(*square, 2),
+        "Laplacian": laplacian.reshape(square),
+    }
+
+
+def measures(fitted: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, float]:
+    """PSNR of picture and length of gradient, relative errors of gradient and Laplacian."""
+    inner = slice(1, -1)  # differences at the border are one-sided
+    slope, slope_of_fit, bend, bend_of_fit = (
+        signal[kind][inner, inner] for kind in KINDS[1:] for signal in (reference, fitted)
+    )
+    length = slope.norm(dim=-1)
+    return {
+        "psnr": psnr(fitted["picture"] - reference["picture"], 2),
+        "gradient_psnr": psnr(slope_of_fit.norm(dim=-1) - length, float(length.max())),
+        "gradient_error": float((slope_of_fit - slope).norm() / slope.norm()),
+        "laplacian_error": float((bend_of_fit - bend).norm() / bend.norm()),
+    }
+
+
+@torch.no_grad()
+def _fit_of(net: nn.Module, image: Tensor) -> float:
+    y = torch.cat([net(points)[:, 0] for points in _grid(len(image)).split(8192)])
+    return psnr(y - image.flatten(), 2)
+
+
+def train(net: nn.Module, image: Tensor, config: Config, seed: int) -> tuple[list[list[float]], float]:
+    """Fit an image in place: [step, PSNR] pairs, and the processor seconds of the steps alone."""
+    x, y = _grid(len(image)), image.reshape(-1, 1)
+    batch = min(config.batch or len(x), len(x))
+    generator, order = make_generator(seed, stream=1), torch.empty(0, dtype=torch.long)
+    optimizer = torch.optim.Adam(net.parameters(), config.lr)
+    curve, seconds = [[0, _fit_of(net, image)]], 0.0
+    for step in range(1, config.steps + 1):
+        start = time.process_time()
+        if len(order) < batch:
+            order = torch.randperm(len(x), generator=generator)
+        chosen, order = order[:batch], order[batch:]
+        loss = (net(x[chosen]) - y[chosen]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seconds += time.process_time() - start
+        if step % config.every == 0 or step == config.steps:
+            curve.append([step, round(_fit_of(net, image), 3)])
+    return curve, seconds
+
+
+def _levels(values: Tensor, low: float, high: float, size: int) -> str:
+    """A picture as base64 of size^2 bytes: a list of numbers would be five times as long in a row."""
+    small = F.interpolate(values[None, None], (size, size), mode="area")[0, 0]
+    bytes_ = ((small - low) / (high - low) * 255).round().clamp(0, 255).to(torch.uint8)
+    return base64.b64encode(bytes_.numpy().tobytes()).decode()
+
+
+def _pictures(signal: dict[str, Tensor], reference: dict[str, Tensor], size: int) -> dict[str, str]:
+    """Pictures on the scales of the reference, so that they can be compared."""
+    slope = float(reference["gradient"].norm(dim=-1).quantile(0.99))
+    bend = float(reference["Laplacian"].abs().quantile(0.98))
+    return {
+        "picture": _levels(signal["picture"], -1, 1, size),
+        "gradient": _levels(signal["gradient"].norm(dim=-1), 0, slope, size),
+        "Laplacian": _levels(signal["Laplacian"], -bend, bend, size),
+    }
+
+
+def total(config: Config) -> int:
+    """Number of rows that `run` yields."""
+    return config.seeds * len(config.hidden) * len(NETWORKS)
+
+
+def run(config: Config, results: Results, source: Any = None) -> Iterator[Row]:
+    """One row for each seed, number of hidden layers and network; those of the first seed and depth have pictures."""
+    image = _checks.look_up(config.image, IMAGES, "image")()
+    image = F.interpolate(image[None, None], (config.size, config.size), mode="area")[0, 0]
+    reference = differences(image)
+    for seed in range(config.seed, config.seed + config.seeds):
+        for hidden in config.hidden:
+            for network in NETWORKS:
+                row = results.find(seed=seed, hidden=hidden, network=network)
+                if row is None:
+                    net = build(network, hidden, config, seed)
+                    curve, seconds = train(net, image, config, seed)
+                    fitted = derivatives(net, config.size)
+                    row = {
+                        "hidden": hidden,
+                        "network": network,
+                        "seed": seed,
+                        **measures(fitted, reference),
+                        "trained": sum(p.numel() for p in net.parameters()),
+                        "frozen": sum(b.numel() for name, b in net.named_buffers() if name.endswith("projection")),
+                        "seconds": seconds,
+                        "curve": curve,
+                    }
+                    if seed == config.seed and hidden == config.hidden[0]:
+                        row["pictures"] = _pictures(fitted, reference, config.picture)
+                        if network == BASELINE:
+                            row["reference"] = _pictures(reference, reference, config.picture)
+                    row = results.add(row)
+                yield row
+
+
+def plot(results: Results) -> Any:
+    """Pictures, gradients and Laplacians of the image and the networks, and PSNR against steps."""
+    from matplotlib.figure import Figure
+
+    depths, size = results.config["hidden"], results.config["picture"]
+    shown = [(f"{r['network']}\n{r['psnr']:.1f} dB", r["pictures"]) for r in results if "pictures" in r]
+    given = [("image, differences\n", r["reference"]) for r in results if "reference" in r]
+    columns = given + shown
+    figure = Figure(figsize=(2.1 * len(columns) + 4.6, 6.9), layout="constrained")
+    parts: Any = figure.subfigures(1, 2, width_ratios=[2.1 * len(columns), 4.6])
+    left, right = parts
+    for i, kind in enumerate(KINDS):
+        for j, (title, pictures) in enumerate(columns):
+            axes = left.add_subplot(len(KINDS), len(columns), i * len(columns) + j + 1)
+            levels = np.frombuffer(base64.b64decode(pictures[kind]), dtype=np.uint8).reshape(size, size)
+            axes.imshow(levels, cmap="gray", vmin=0, vmax=255)
+            axes.set(xticks=[], yticks=[])
+            if i == 0:
+                axes.set_title(title, fontsize=10)
+            if j == 0:
+                axes.set_ylabel(kind)
+    colors = dict(zip(NETWORKS, ("black", "tab:gray", "tab:blue"), strict=True))
+    for place, hidden in enumerate(depths, 1):
+        axes = right.add_subplot(len(depths), 1, place)
+        for network, color in colors.items():
+            rows = [r for r in results if r["hidden"] == hidden and r["network"] == network]
+            for i, r in enumerate(rows):
+                label = f"{network}, {r['trained'] / 1e3:.0f} k trained" if i == 0 else None
+                axes.plot(*zip(*r["curve"], strict=True), color=color, label=label, lw=1.2)
+        axes.set_title(f"{hidden} hidden layer{'s' * (hidden > 1)}, one replaced", fontsize=10)
+        axes.set(xlabel="step", ylabel="PSNR, dB")
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(fontsize=8, loc="lower right")
+    return figure
+
+
+def claims(results: Results) -> list[Row]:
+    """The paper's statements beside what the rows say, means over seeds."""
+    keys = ("psnr", "gradient_psnr", "laplacian_error", "trained", "frozen", "seconds")
+    mean: dict[tuple[int, str], Row] = {}
+    for hidden in results.config["hidden"]:
+        for network in NETWORKS:
+            rows = [r for r in results if r["hidden"] == hidden and r["network"] == network]
+            if rows:
+                mean[hidden, network] = {key: sum(r[key] for r in rows) / len(rows) for key in keys}
+    table: list[Row] = []
+
+    def add(paper: str, ours: str, holds: bool) -> None:
+        table.append({"paper": paper, "ours": ours, "holds": holds})
+
+    for (hidden, network), new in mean.items():
+        old = mean.get((hidden, BASELINE))
+        if network == BASELINE or old is None:
+            continue
+        where = f"({hidden} hidden, {network})"
+        holds = new["psnr"] >= old["psnr"] - 1 and new["trained"] + new["frozen"] < old["trained"]
+        add(
+            f"matches SIREN within 1 dB, with fewer parameters {where}",
+            f"{new['psnr']:.2f} dB against {old['psnr']:.2f}; {new['trained']:,.0f} trained and {new['frozen']:,.0f} "
+            f"frozen against {old['trained']:,.0f}" + (BUNDLED if hidden == 1 and not holds else ""),
+            holds,
+        )
+        add(
+            f"models the derivatives as well {where}",
+            f"gradient {new['gradient_psnr']:.2f} dB against {old['gradient_psnr']:.2f}, relative error of the "
+            f"Laplacian {new['laplacian_error']:.3f} against {old['laplacian_error']:.3f}",
+            new["gradient_psnr"] >= old["gradient_psnr"] - 1
+            and new["laplacian_error"] <= 1.05 * old["laplacian_error"],
+        )
+        add(
+            f"modest computational gains {where}",
+            f"{new['seconds']:.1f} s of training against {old['seconds']:.1f}",
+            new["seconds"] < old["seconds"],
+        )
+    return table

@@ -1,0 +1,161 @@
+"""SIREN and its SNNK variants on an image that needs no file: derivatives, rows, claims and pictures."""
+
+import base64
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from snnk.experiments import siren
+from snnk.experiments.records import Results
+
+CONFIG = replace(
+    siren.QUICK,
+    image="waves",
+    size=32,
+    width=32,
+    num_features=8,
+    hidden=(3, 1),
+    lr=2e-3,
+    steps=60,
+    batch=512,
+    every=20,
+    picture=16,
+)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    results = Results(tmp_path_factory.mktemp("rows") / "siren.json", CONFIG)
+    before = torch.get_rng_state()
+    assert len(list(siren.run(CONFIG, results, None))) == siren.total(CONFIG) == 6
+    assert torch.equal(torch.get_rng_state(), before)
+    return results
+
+
+class Waves(nn.Module):
+    def forward(self, x):
+        return torch.sin(3 * x[:, :1]) * torch.cos(2 * x[:, 1:])
+
+
+def test_derivatives_of_a_known_function():
+    y, x = torch.meshgrid(*[torch.linspace(-1, 1, 65)] * 2, indexing="ij")
+    found = siren.derivatives(Waves(), 65, chunk=1000)
+    value = torch.sin(3 * y) * torch.cos(2 * x)
+    down, across = 3 * torch.cos(3 * y) * torch.cos(2 * x), -2 * torch.sin(3 * y) * torch.sin(2 * x)
+    assert torch.allclose(found["picture"], value, atol=1e-5)
+    assert torch.allclose(found["gradient"], torch.stack([down, across], -1), atol=1e-5)
+    assert torch.allclose(found["Laplacian"], -13 * value, atol=1e-4)
+    # the differences of its picture have the same axes, signs and units
+    measured = siren.measures(found, siren.differences(value))
+    assert measured["psnr"] > 100 and measured["gradient_psnr"] > 50
+    assert measured["gradient_error"] < 0.01 and measured["laplacian_error"] < 0.01
+
+
+def test_measures_tell_a_turned_picture():
+    signal = siren.derivatives(Waves(), 33)
+    turned = {kind: value.transpose(0, 1) for kind, value in signal.items()}
+    measured = siren.measures(turned, signal)
+    assert measured["psnr"] < 20 and measured["gradient_error"] > 0.5 and measured["laplacian_error"] > 0.5
+
+
+def test_psnr():
+    assert siren.psnr(torch.full((4,), 0.2), 2.0) == pytest.approx(20)
+
+
+@pytest.mark.parametrize("hidden", [1, 2, 3])
+def test_networks_differ_in_one_layer_only(hidden):
+    nets = [siren.build(name, hidden, CONFIG, seed=3) for name in siren.NETWORKS]
+    middle = 1 + hidden // 2
+    for net in nets[1:]:
+        for i, (new, old) in enumerate(zip(net, nets[0], strict=True)):
+            same = type(new) is type(old) and all(map(torch.equal, new.parameters(), old.parameters()))
+            assert same == (i != middle)
+
+
+def test_sine_layers_start_as_in_siren():
+    net = siren.build(siren.BASELINE, 3, siren.Config(), seed=0)
+    with torch.no_grad():
+        h = net[0](siren._grid(32))
+        for layer in list(net)[1:-1]:
+            angle = layer.omega * torch.nn.functional.linear(h, layer.weight)
+            assert 0.7 < float(angle.std()) < 1.3
+            h = layer(h)
+        assert net[0].weight.abs().max() <= 0.5
+        last = net[-1]
+        assert torch.allclose(last(h), h @ last.weight.T + last.bias, atol=1e-5)  # no sine at the end
+
+
+def test_unknown_network_is_named():
+    with pytest.raises(ValueError, match="SNNK, neurons"):
+        siren.build("MLP", 1, CONFIG, seed=0)
+
+
+def test_rows(results):
+    width, m = CONFIG.width, CONFIG.num_features
+    for r in results:
+        others = 3 * width + width + 1 + (r["hidden"] - 1) * (width * width + width)
+        baseline = r["network"] == siren.BASELINE
+        assert r["trained"] == others + (width * width + width if baseline else m * width)
+        assert (
+            r["frozen"] == {"SIREN": 0, "SNNK, paper": m // 2 * width, "SNNK, neurons": m * (width + 1)}[r["network"]]
+        )
+        assert [step for step, _ in r["curve"]] == [0, 20, 40, 60]
+        assert r["psnr"] == pytest.approx(r["curve"][-1][1], abs=0.01)
+        assert r["curve"][-1][1] > r["curve"][0][1] + 3  # it learns
+        assert ("pictures" in r) == (r["hidden"] == 3)
+    assert results.path.stat().st_size < 300_000
+
+
+def test_pictures_are_those_of_the_image(results):
+    row = results.find(network=siren.BASELINE, hidden=3)
+    image = torch.nn.functional.interpolate(siren.IMAGES["waves"]()[None, None], (32, 32), mode="area")
+    small = torch.nn.functional.interpolate(image, (16, 16), mode="area")[0, 0]
+    levels = torch.tensor(list(base64.b64decode(row["reference"]["picture"]))).reshape(16, 16)
+    assert (levels / 127.5 - 1 - small.clamp(-1, 1)).abs().max() < 0.005
+    fitted = torch.tensor(list(base64.b64decode(row["pictures"]["picture"]))).reshape(16, 16)
+    assert 0 < (fitted - levels).abs().float().mean() < 40
+
+
+def test_rows_are_found_again(results):
+    again = Results(results.path, CONFIG)
+    assert list(siren.run(CONFIG, again, None)) == list(results)
+
+
+def test_claims_follow_the_rows(results, tmp_path):
+    table = siren.claims(results)
+    assert len(table) == 12 and all(set(claim) == {"paper", "ours", "holds"} for claim in table)
+    made = Results(tmp_path / "made.json", replace(CONFIG, hidden=(1,)))
+    row = {"hidden": 1, "gradient_psnr": 20.0, "laplacian_error": 0.5, "frozen": 0, "seconds": 2.0, "seed": 0}
+    made.rows = [
+        {**row, "network": "SIREN", "psnr": 30.0, "trained": 100},
+        {**row, "network": "SNNK, paper", "psnr": 28.9, "trained": 50, "seconds": 1.0},
+        {**row, "network": "SNNK, neurons", "psnr": 29.1, "trained": 50, "frozen": 40, "gradient_psnr": 18.9},
+    ]
+    table = siren.claims(made)
+    assert [claim["holds"] for claim in table] == [False, True, True, True, False, False]
+    assert siren.BUNDLED in table[0]["ours"] and siren.BUNDLED not in table[3]["ours"]
+    made.rows[2]["frozen"] = 60
+    assert not siren.claims(made)[3]["holds"]
+
+
+def test_plot(results):
+    figure = siren.plot(results)
+    left, right = figure.subfigs
+    assert len(left.axes) == 3 * 4 and len(right.axes) == 2
+    assert all(len(axes.lines) == 3 for axes in right.axes)
+
+
+def test_without_scikit_image_the_error_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "skimage", None)
+    config = replace(CONFIG, image="camera")
+    with pytest.raises(ImportError, match="pip install scikit-image"):
+        next(siren.run(config, Results(tmp_path / "siren.json", config), None))
+
+
+def test_camera():
+    pytest.importorskip("skimage")
+    image = siren.IMAGES["camera"]()
+    assert image.shape == (512, 512) and float(image.min()) >= -1 and float(image.max()) <= 1 and image.std() > 0.3
