@@ -1,5 +1,7 @@
 """The closed-form start of a classifier, against scikit-learn and against refits without each row."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -218,3 +220,18 @@ def test_bad_calls(ids):
         start_classifier_(both, [], classifier="nothing")
     with pytest.raises(TypeError, match="PreTrainedModel; got Linear"):
         start_classifier_(torch.nn.Linear(2, 2), [])
+
+
+def test_labels_that_say_nothing_give_the_shares_of_classes():
+    """Far too large a penalty makes left-out rows worse than chance: the start must not be worse than the shares."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = hf.BertForSequenceClassification(hf.BertConfig(vocab_size=90, **sizes)).eval()
+    before = model.classifier.weight.clone()
+    ids, labels = torch.randint(90, (300, 8), generator=generator), (torch.arange(300) % 10 < 7).long()
+    fit = start_classifier_(model, [{"input_ids": ids, "labels": labels}], lam=1e9)
+    shares = -(0.7 * math.log(0.7) + 0.3 * math.log(0.3))
+    assert fit.temperature == 0 and fit.loss == pytest.approx(shares, abs=2e-3)
+    assert torch.equal(model.classifier.weight, before)  # through zeros no gradient would reach the model
+    odds = float(model.classifier.bias[1] - model.classifier.bias[0])
+    assert odds == pytest.approx(math.log(7 / 3), abs=0.02)

@@ -40,7 +40,7 @@ class HeadFit:
     error: float  # squared, of the ridge regression, over the variance of the targets
     loss: float | None = None  # cross-entropy; None for regression
     accuracy: float | None = None  # for classes of which each row has one
-    temperature: float | None = None  # t
+    temperature: float | None = None  # t; at 0 the layer keeps its weight, and its bias has the classes' shares
 
     def __str__(self) -> str:
         parts = [
@@ -92,7 +92,8 @@ def start_classifier_(
         if data.task == TASKS[1]:
             facts["accuracy"] = float(((t * z + c).argmax(1) == y.argmax(1)).double().mean())
     with torch.no_grad():
-        layer.weight.copy_(weight)
+        if facts.get("temperature") != 0:  # a weight of zeros would let no gradient through to what is trained below
+            layer.weight.copy_(weight)
         if layer.bias is not None:
             layer.bias.copy_(bias)
     return HeadFit(data.task, data.count, solution, **facts)
@@ -269,6 +270,11 @@ def _logits(z: Tensor, y: Tensor, task: str, *, offsets: bool) -> tuple[float, T
         return total.detach()
 
     optimizer.step(closure)
+    if t < 0:  # rows that are left out are predicted worse than by chance: nothing is learnt but the classes' shares
+        t = torch.zeros_like(t)
+        if offsets:
+            c.data.zero_()
+            optimizer = torch.optim.LBFGS([c], max_iter=200, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+            optimizer.step(closure)
     with torch.no_grad():
-        t.clamp_(min=0)  # less than nothing is learnt where rows that are left out are predicted worse than by chance
         return float(t), c - t * mean, float(loss(t * z + c, y))
