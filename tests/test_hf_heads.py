@@ -233,5 +233,5 @@ def test_labels_that_say_nothing_give_the_shares_of_classes():
     shares = -(0.7 * math.log(0.7) + 0.3 * math.log(0.3))
     assert fit.temperature == 0 and fit.loss == pytest.approx(shares, abs=2e-3)
     assert torch.equal(model.classifier.weight, before)  # through zeros no gradient would reach the model
-    odds = float(model.classifier.bias[1] - model.classifier.bias[0])
+    odds = (model.classifier.bias[1] - model.classifier.bias[0]).item()
     assert odds == pytest.approx(math.log(7 / 3), abs=0.02)
