@@ -10,8 +10,9 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/snnk demo --out demo
 
+# a process a core, and one thread each: more threads than cores are far slower
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """Scalable neural network kernels: f(Wx + b) as phi(x) . psi(W, b)."""
 
 from snnk.activations import ACTIVATIONS, Activation, Spectrum
-from snnk.adapters import SNNKAdapter
+from snnk.adapters import SNNKAdapter, fit_projections_
 from snnk.bounds import ErrorBound, error_bound
 from snnk.bundle import Bundled, BundleReport, bundle
 from snnk.features import (
@@ -46,4 +46,5 @@ __all__ = [
     "__version__",
     "bundle",
     "error_bound",
+    "fit_projections_",
 ]
