@@ -28,6 +28,7 @@ from snnk.finetune import FinetuneConfig, finetune
 
 SIZES: dict[str, int | None] = {
     "snnk": 17,
+    "snnk-tuned": 8,
     "snnk-relu": 16,
     "snnk-cos": 16,
     "lora": 8,

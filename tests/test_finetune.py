@@ -110,9 +110,10 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-ADAPTERS = ("snnk", "snnk-relu", "snnk-cos", "lora", "houlsby", "ia3")
+ADAPTERS = ("snnk", "snnk-tuned", "snnk-relu", "snnk-cos", "lora", "houlsby", "ia3")
 TRAINED = {  # of a BERT with two layers of width 16 and 32, four features, two classes
     "snnk": 4 * DIM * 4 + HEAD,
+    "snnk-tuned": 4 * (DIM * 4 + 4 * (DIM + 1)) + HEAD,
     "snnk-relu": 4 * (DIM * 4 + DIM) + HEAD,
     "snnk-cos": 4 * (DIM * 4 + DIM) + HEAD,
     "snnk-pooler": DIM * 4 + HEAD,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModel
 
 from snnk import hf
+from snnk.adapters import fit_projections_
 
 # query and value (and key) projections of attention, where PEFT has no row for the architecture
 ATTENTION = (("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("q_lin", "k_lin", "v_lin"), ("q", "k", "v"))
@@ -143,20 +144,14 @@ def ia3(model: Any, setup: Setup) -> Any:
     return _peft(model, IA3Config(target_modules=[*attention, *full_names], feedforward_modules=full_names), setup)
 
 
-def snnk_adapter(**options: Any) -> Callable[[Any, Setup], Any]:
-    """Adapters of `snnk.peft`, their projections fitted to the training data where they are no random ones."""
+def snnk_adapter(*, fit: bool = False, **options: Any) -> Callable[[Any, Setup], Any]:
+    """Adapters of `snnk.peft`; `fit` points their projections along directions of the training data."""
 
     def wrap(model: Any, setup: Setup) -> Any:
         from snnk.peft import SNNKConfig
 
-        projection = options.get("projection", "random")
-        config = SNNKConfig(num_features=setup.features, projection_seed=setup.seed, **options)
-        found = _peft(model, config, setup)
-        if projection != "random" and not options.get("train_projection"):
-            from snnk.adapters import fit_projections_
-
-            fit_projections_(found, setup.batches(), method=projection)
-        return found
+        found = _peft(model, SNNKConfig(num_features=setup.features, projection_seed=setup.seed, **options), setup)
+        return fit_projections_(found, setup.batches(), options["projection"]) if fit else found
 
     return wrap
 
@@ -210,8 +205,15 @@ METHODS: dict[str, Method] = {
     "snnk": Method(
         "SNNK adapters along principal directions of the model's own activations",
         # without a gate A starts at zero, and a 17th feature costs what the gate did
-        wrap=snnk_adapter(feature_map="gelu", projection="pca", gate=False),
+        wrap=snnk_adapter(fit=True, feature_map="gelu", projection="pca", gate=False),
         features=17,
+        settings={"learning_rate": 3e-3},
+        images=CLIP,
+    ),
+    "snnk-tuned": Method(
+        "the same with directions that are trained too: bottleneck adapters that start from the data",
+        wrap=snnk_adapter(fit=True, feature_map="gelu", projection="pca", gate=False, train_projection=True),
+        features=8,
         settings={"learning_rate": 3e-3},
         images=CLIP,
     ),
