@@ -14,7 +14,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 # names of METHODS and GLUE, which would cost the help seconds of imports
-METHOD_NAMES = "snnk, snnk-tuned, snnk-relu, snnk-cos, snnk-pooler, bundled, uptrain, lora, houlsby, bitfit, ia3, linear-probe, full"
+METHOD_NAMES = (
+    "snnk, snnk-tuned, snnk-relu, snnk-cos, snnk-pooler, bundled, uptrain, lora, houlsby, bitfit, ia3, "
+    "linear-probe, full"
+)
 TASK_NAMES = "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli"
 NEEDS = ("transformers", "peft", "accelerate")
 
