@@ -285,6 +285,7 @@ def main() -> int:
     parser.add_argument("--keeps", default="0.25,0.5,0.125")
     parser.add_argument("--threads", type=int, default=2, help="for all but the latency, which has one")
     parser.add_argument("--only", default="", help="contenders whose name starts so")
+    parser.add_argument("--skip", default="-", help="none whose name starts so")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/compress.json"))
     args = parser.parse_args()
     if not args.quick and not (args.model and args.data):
@@ -328,7 +329,8 @@ def main() -> int:
         return row
 
     for name, keep, change, small in contenders(config):
-        if not name.startswith(args.only) or results.find(contender=name, keep=keep):
+        asked = name.startswith(args.only) and not name.startswith(args.skip)
+        if not asked or results.find(contender=name, keep=keep):
             continue
         model, clocks = copy.deepcopy(original), (time.perf_counter, time.process_time)
         start = [clock() for clock in clocks]
