@@ -8,7 +8,20 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from snnk.experiments import bundled_transformers, mnist, pointwise, qpnn, siren, trainable_parameters, uci
+from snnk.experiments import (
+    adapters,
+    bundled_transformers,
+    compression,
+    glue,
+    mnist,
+    pointwise,
+    qpnn,
+    siren,
+    trainable_parameters,
+    uci,
+    uptraining,
+    vision,
+)
 
 EXPERIMENTS: dict[str, ModuleType] = {
     "pointwise": pointwise,
@@ -18,4 +31,9 @@ EXPERIMENTS: dict[str, ModuleType] = {
     "uci": uci,
     "trainable-parameters": trainable_parameters,
     "bundled-transformers": bundled_transformers,
+    "glue": glue,
+    "vision": vision,
+    "uptraining": uptraining,
+    "compression": compression,
+    "adapters": adapters,
 }

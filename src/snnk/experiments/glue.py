@@ -1,0 +1,236 @@
+"""GLUE (sections 4.2.1 and 4.2.2, appendices on ablations, additional experiments and baselines).
+
+Poolers: tanh(W x + b) of the [CLS] token as phi(x) psi(W, b)^T, trained with the classifier on a frozen model; merged
+with it ("bundled"), also in closed form; with the features of tanh's power series; from random weights. Adapters:
+y + v * (phi(y) A^T) with random ReLU or cosine features, against bottleneck adapters, LoRA and BitFit. Both with
+more and fewer features on one task.
+
+The hyperparameters are the paper's; of the rates that it tries for bundled heads, the lowest. Ours: steps are capped,
+so that a run takes minutes and not epochs; every classifier starts from its closed form, which makes up for much of it;
+a tenth of the training rows, not dev, chooses the epoch. So a claim here is an order of two methods, which both have
+the same steps, and no figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+from snnk.experiments import tiny
+from snnk.experiments.data import NOWHERE, Source
+from snnk.experiments.records import Results, Row
+from snnk.experiments.tuning import bars, both, metric_of, orders, row_of, tune, tuned, variants
+
+FIGURE = "tables: poolers, adapters, bundled, tanh, baselines; ablations"
+NEEDS = "GLUE; BERT-base or another"
+TIME = "an hour on a GPU, several on a CPU; --quick 15 s"
+
+TASKS = ("rte", "mrpc", "qnli", "qqp", "sst2", "mnli", "stsb", "cola")
+PAPER: dict[str, dict[str, float]] = {  # BERT-base, in percent
+    "pooler": dict(zip(TASKS, (57.5, 81.5, 74.5, 72.0, 84.9, 56.4, 78.1, 29.4), strict=True)),
+    "snnk-pooler": dict(zip(TASKS, (61.36, 82.07, 73.5, 70.43, 85.21, 52.69, 78.93, 35.81), strict=True)),
+    "tanh-pooler": {"rte": 52.08, "mrpc": 68.71, "stsb": 63.49, "cola": 20.72},
+    "linear-probe": dict(zip(TASKS, (57.76, 81.23, 69.18, 62.22, 83.02, 43.4, 69.87, 35.41), strict=True)),
+    "bundled": dict(zip(TASKS, (60.01, 81.48, 72.21, 70.19, 82.97, 53.69, 71.84, 32.79), strict=True)),
+    "closed-form": {"stsb": 67.0},
+    "snnk-relu": dict(zip(TASKS, (69.68, 91.26, 90.44, 85.82, 92.31, 82.06, 88.81, 58.21), strict=True)),
+    "snnk-cos": dict(zip(TASKS, (64.77, 85.06, 88.67, 86.47, 91.97, 79.28, 88.57, 52.12), strict=True)),
+    "adapter baseline": dict(zip(TASKS, (63.83, 84.8, 90.63, 88.12, 91.74, 83.53, 88.48, 56.51), strict=True)),
+    "houlsby": dict(zip(TASKS, (69.8, 91.5, 91.2, 88.6, 92.8, 84.1, 89.2, 59.1), strict=True)),
+    "pfeiffer": dict(zip(TASKS, (70.8, 89.7, 91.3, 88.2, 90.2, 84.1, 89.0, 58.9), strict=True)),
+    "lora": dict(zip(TASKS, (72.5, 90.1, 91.5, 88.5, 92.7, 84.1, 89.1, 59.2), strict=True)),
+    "bitfit": dict(zip(TASKS, (72.3, 90.4, 90.2, 84.0, 92.1, 82.2, 89.2, 58.8), strict=True)),
+}
+METHODS = (*(name for name in PAPER if name != "adapter baseline"), "random-pooler")
+# ours, ours, the paper's name of the second: its "adapter baseline" of 0.9 M has adapters where Pfeiffer's are
+PAIRS = (
+    ("snnk-pooler", "pooler", "pooler"),
+    ("snnk-pooler", "tanh-pooler", "tanh-pooler"),
+    ("bundled", "pooler", "pooler"),
+    ("bundled", "linear-probe", "linear-probe"),
+    ("bundled", "closed-form", "closed-form"),
+    ("snnk-relu", "pfeiffer", "adapter baseline"),
+    ("snnk-cos", "pfeiffer", "adapter baseline"),
+    *(("snnk-relu", name, name) for name in ("pfeiffer", "houlsby", "lora", "bitfit")),
+)
+COUNTS = (  # of 8 tasks on which the first is above
+    ("snnk-pooler", "pooler", "pooler", 5),
+    ("snnk-relu", "pfeiffer", "adapter baseline", 5),
+    ("snnk-cos", "pfeiffer", "adapter baseline", 4),
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """The paper's sizes; rates, decay and schedules are those of snnk.finetune's methods, which are the paper's."""
+
+    tasks: tuple[str, ...] = ("cola", "mrpc", "stsb")
+    methods: tuple[str, ...] = METHODS
+    pooler_features: int = 512
+    bundled_features: int = 1024
+    adapter_features: int = 16
+    bottleneck: int = 48
+    rank: int = 8
+    ablation_task: str = "cola"
+    ablation: tuple[tuple[str, tuple[int, ...]], ...] = (
+        ("snnk-relu", (8, 16, 32, 64)),
+        ("snnk-pooler", (128, 256, 512, 1024)),
+    )
+    batch_size: int = 64
+    max_steps: int = 200
+    max_length: int = 128
+    classifier_start: str = "closed-form"
+    seeds: int = 1
+    seed: int = 0
+
+    def features(self, method: str) -> int | None:
+        if method in ("linear-probe", "bitfit", "pooler"):
+            return None
+        if method.endswith("-pooler"):
+            return self.pooler_features
+        sizes = {"bundled": self.bundled_features, "closed-form": self.bundled_features, "lora": self.rank}
+        return sizes.get(method, self.adapter_features if method.startswith("snnk-") else self.bottleneck)
+
+
+QUICK = Config(
+    tasks=("stsb",),
+    methods=(
+        "pooler",
+        "snnk-pooler",
+        "tanh-pooler",
+        "random-pooler",
+        "bundled",
+        "closed-form",
+        "snnk-relu",
+        "pfeiffer",
+    ),
+    pooler_features=16,
+    bundled_features=32,
+    adapter_features=4,
+    bottleneck=4,
+    rank=2,
+    ablation_task="stsb",
+    ablation=(("snnk-relu", (2, 4)), ("snnk-pooler", (8, 16))),
+    max_steps=2,
+)
+
+
+def wanted(config: Config) -> list[Row]:
+    """The keys of all rows: the tables', then what the ablations have beside."""
+    found: list[Row] = []
+    for seed in range(config.seed, config.seed + config.seeds):
+        for task in config.tasks:
+            for method in config.methods:
+                if method != "closed-form" or metric_of(task) == "spearman":  # that is of regression
+                    size = config.features(method)
+                    found.append({"part": "table", "task": task, "method": method, "features": size, "seed": seed})
+        for method, sizes in config.ablation:
+            for size in sizes:
+                key = {"task": config.ablation_task, "method": method, "features": size, "seed": seed}
+                if {"part": "table", **key} not in found:
+                    found.append({"part": "ablation", **key})
+    return found
+
+
+def total(config: Config) -> int:
+    """Number of rows that `run` yields."""
+    return len(wanted(config))
+
+
+def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
+    """One row for each task, method, number of features and seed."""
+    with tiny.glue(config, QUICK, source) as files:
+        from snnk.finetune import FinetuneConfig
+
+        known = variants()
+        for key in wanted(config):
+            row = results.find(**key)
+            if row is None:
+                options = {name: key[name] for name in ("task", "features", "seed")}
+                for name in ("batch_size", "max_steps", "max_length", "classifier_start"):
+                    options[name] = getattr(config, name)
+                if key["method"] in known:
+                    base, method = known[key["method"]]
+                    wish = FinetuneConfig(out="", method=base, **files, **options)
+                    found = tune(method, wish, steps=key["method"] != "closed-form")
+                else:
+                    found = tuned(files, method=key["method"], **options).metrics
+                paper = PAPER.get(key["method"], {}).get(key["task"]) if key["part"] == "table" else None
+                row = results.add({**key, **row_of(found, metric_of(key["task"])), "paper": paper})
+            yield row
+
+
+def _curve(results: Results, method: str) -> dict[int, float]:
+    """Mean score on the ablation's task by number of features."""
+    rows = [r for r in results if (r["task"], r["method"]) == (results.config["ablation_task"], method)]
+    sizes = sorted({r["features"] for r in rows})
+    return {size: mean(r["score"] for r in rows if r["features"] == size) for size in sizes}
+
+
+def plot(results: Results) -> Any:
+    """Ours and the paper's for each task, and the scores against the number of features."""
+    from matplotlib.figure import Figure
+
+    tasks = list(dict.fromkeys(r["task"] for r in results if r["part"] == "table"))
+    figure = Figure(figsize=(4.5 * (len(tasks) + 1), 5), layout="constrained")
+    *panels, last = figure.subplots(1, len(tasks) + 1)
+    for axes, task in zip(panels, tasks, strict=True):
+        bars(axes, results, task)
+    for method, _ in results.config["ablation"]:
+        curve = _curve(results, method)
+        last.plot(list(curve), list(curve.values()), "o-", label=method)
+    last.set_xscale("log", base=2)
+    last.set_xlabel("features")
+    last.set_title(f"{results.config['ablation_task']}, by number of features")
+    last.grid(alpha=0.3)
+    last.legend(fontsize=8)
+    return figure
+
+
+def claims(results: Results) -> list[Row]:
+    """The order of methods by pairs, on how many tasks ours is ahead, sizes, and the ablations."""
+    table = orders(results, PAIRS, PAPER)
+    for one, two, name, count in COUNTS:
+        tasks = [task for task in both(results, one, two) if task in PAPER[one]]
+        if tasks:
+            ours = sum(a > b for a, b in (both(results, one, two)[task] for task in tasks))
+            paper = sum(PAPER[one][task] > PAPER[name][task] for task in tasks)
+            table.append(
+                {
+                    "paper": f"{one} above {name} on {count} of 8 tasks; {paper} of {', '.join(tasks)}",
+                    "ours": f"above {two} on {ours} of {len(tasks)}",
+                    "holds": ours >= paper,
+                }
+            )
+    starts = both(results, "snnk-pooler", "random-pooler")
+    if starts:
+        pretrained, chance = (mean(pair[i] for pair in starts.values()) for i in (0, 1))
+        table.append(
+            {
+                "paper": "a pooler that starts from pretrained weights is better than one from random weights",
+                "ours": f"{pretrained:.2f} against {chance:.2f}, mean of {', '.join(starts)}",
+                "holds": pretrained > chance,
+            }
+        )
+    trained = {r["method"]: r["trained"] for r in results if r["part"] == "table"}
+    if {"snnk-relu", "pfeiffer"} <= trained.keys():
+        ratio = trained["snnk-relu"] / trained["pfeiffer"]
+        table.append(
+            {
+                "paper": "SNNK adapters train 1/3 of the adapter baseline's parameters",
+                "ours": f"{trained['snnk-relu']:,} of {trained['pfeiffer']:,}, classifiers included: {ratio:.2f}",
+                "holds": ratio < 0.4,
+            }
+        )
+    for method, _ in results.config["ablation"]:
+        curve = _curve(results, method)
+        if len(curve) > 1:
+            told = ", ".join(f"{size}: {score:.2f}" for size, score in curve.items())
+            holds = curve[max(curve)] > curve[min(curve)]
+            task = results.config["ablation_task"]
+            table.append(
+                {"paper": f"{method}: more features help, on large tasks", "ours": f"{task}, {told}", "holds": holds}
+            )
+    return table

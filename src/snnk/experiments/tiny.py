@@ -1,0 +1,176 @@
+"""Where the experiments on transformers have model and data from: --model and --data-dir, or tiny ones made here.
+
+For --quick: a BERT and a ViT of two layers with random weights, files as GLUE has them, and images of two colours. They
+show that an experiment runs, and nothing about any method.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from snnk.experiments.data import Source, cifar10
+
+BERT = "bert-base-uncased"
+VIT = "google/vit-base-patch16-224-in21k"
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "initializer_range": 0.2,  # features that differ from input to input
+}
+SIDE = 16
+ROWS = {"train": 80, "dev": 24}  # with a tenth held out still two a feature: GCV, faster than folds
+WORDS = [f"w{i}" for i in range(40)]
+Files = dict[str, Any]
+
+
+@contextmanager
+def glue(config: Any, quick: Any, source: Source, default: str = BERT) -> Iterator[Files]:
+    """`model` and `data_dir` of FinetuneConfig, for a configuration and the experiment's QUICK one."""
+    _require()
+    small = _is_quick(config, quick)
+    if source.data_dir is None and not small:
+        raise FileNotFoundError(
+            "GLUE is needed: get it from gluebenchmark.com, a folder a task such as CoLA/train.tsv and CoLA/dev.tsv, "
+            "and name the folder of those with --data-dir"
+        )
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        model = source.model or (make_bert(folder / "tiny-bert") if small else default)
+        yield {"model": model, "data_dir": source.data_dir or make_glue(folder)}
+
+
+@contextmanager
+def images(config: Any, quick: Any, source: Source, default: str = VIT) -> Iterator[Files]:
+    """`model`, `train` and `test` of FinetuneConfig: folders train and test of --data-dir, or CIFAR-10's images.
+
+    Args:
+        config: has `train_rows` and `test_rows`, images of CIFAR-10 that are drawn, and `seed`.
+        quick: the experiment's QUICK configuration.
+        source: of model and data.
+        default: the model without --model.
+    """
+    _require()
+    small = _is_quick(config, quick)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        root = folder if source.data_dir is None else Path(source.data_dir)
+        if source.data_dir is None and small:
+            make_images(folder)
+        elif not all((root / part).is_dir() for part in ("train", "test")):
+            for part, split in cifar10(source).items():
+                rows = getattr(config, f"{part}_rows")
+                chosen = torch.randperm(len(split), generator=torch.Generator().manual_seed(config.seed))[:rows]
+                write_images(folder / part, split.x[chosen], split.y[chosen].tolist())
+            root = folder
+        model = source.model or (make_vit(folder / "tiny-vit") if small else default)
+        yield {"model": model, "train": str(root / "train"), "test": str(root / "test")}
+
+
+def _is_quick(config: Any, quick: Any) -> bool:
+    """Whatever --seeds says."""
+    return bool(replace(config, seeds=quick.seeds) == quick)
+
+
+def _require() -> None:
+    """What the runs need is there, before any of them."""
+    for name in ("transformers", "accelerate", "peft"):
+        try:
+            import_module(name)
+        except ImportError:
+            raise ImportError(f"this experiment needs {name}: pip install 'snnk[experiments]'") from None
+
+
+def make_bert(folder: Path) -> str:
+    """A BERT with a tokenizer of whole words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(names)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]", model_max_length=64
+    ).save_pretrained(folder)
+    _save(BertModel, BertConfig(vocab_size=len(names), max_position_embeddings=64, **SIZES), folder)
+    return str(folder)
+
+
+def make_vit(folder: Path) -> str:
+    """A ViT with its image processor."""
+    from transformers import ViTConfig, ViTModel
+
+    _save(ViTModel, ViTConfig(image_size=SIDE, patch_size=SIDE // 2, **SIZES), folder)
+    facts = {"image_processor_type": "ViTImageProcessor", "size": {"height": SIDE, "width": SIDE}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(facts))
+    return str(folder)
+
+
+def _save(kind: Any, config: Any, folder: Path) -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # transformers draws from the global generator
+        kind(config).save_pretrained(folder)
+
+
+def make_glue(folder: Path) -> str:
+    """CoLA: whether a sentence has more words of the first half; MRPC and STS-B: how many words two sentences share."""
+    generator = random.Random(0)
+    for task in ("CoLA", "MRPC", "STS-B"):
+        (folder / task).mkdir(parents=True)
+    for part, rows in ROWS.items():
+        lines: dict[str, list[str]] = {
+            "CoLA": [],
+            "MRPC": ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"],
+            "STS-B": ["index\tsentence1\tsentence2\tscore"],
+        }
+        for i in range(rows):
+            one, two = (generator.sample(WORDS, generator.randint(4, 8)) for _ in range(2))
+            shared = generator.randint(0, 4)
+            two[:shared] = one[:shared]
+            low = sum(WORDS.index(word) < len(WORDS) // 2 for word in one)
+            first, second = " ".join(one), " ".join(two)
+            lines["CoLA"].append(f"made\t{int(2 * low > len(one))}\t\t{first}")
+            lines["MRPC"].append(f"{int(shared > 2)}\t{i}\t{i}\t{first}\t{second}")
+            lines["STS-B"].append(f"{i}\t{first}\t{second}\t{5 * shared / 4:.3f}")
+        for task, found in lines.items():
+            (folder / task / f"{part}.tsv").write_text("\n".join(found) + "\n", encoding="utf-8")
+    return str(folder)
+
+
+def make_images(folder: Path) -> None:
+    """Folders train and test with two classes: more red, or more blue."""
+    generator = torch.Generator().manual_seed(0)
+    for part, rows in (("train", ROWS["train"]), ("test", ROWS["dev"])):
+        pixels = torch.randint(200, (rows, SIDE, SIDE, 3), generator=generator, dtype=torch.uint8)
+        classes = [i % 2 for i in range(rows)]
+        for image, c in zip(pixels, classes, strict=True):
+            image[..., 2 * c] += 40
+        write_images(folder / part, pixels, classes)
+
+
+def write_images(folder: Path, pixels: Tensor, classes: list[int]) -> None:
+    """Bytes (n, h, w, 3) as PNG files, one subfolder a class."""
+    from PIL import Image
+
+    for c in sorted(set(classes)):
+        (folder / str(c)).mkdir(parents=True)
+    for i, (image, c) in enumerate(zip(pixels.numpy(), classes, strict=True)):
+        Image.fromarray(image).save(folder / str(c) / f"{i}.png")

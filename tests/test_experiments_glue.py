@@ -1,0 +1,333 @@
+"""The experiments on transformers: each runs in its quick form without data or weights, and states what rows say."""
+
+import json
+import math
+import tempfile
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from snnk.cli import main
+from snnk.experiments import EXPERIMENTS, adapters, compression, data, glue, records, tiny, tuning, uptraining, vision
+from snnk.experiments.data import NOWHERE, Source
+from snnk.experiments.page import write_page
+from snnk.experiments.records import Results, Stored
+from snnk.finetune import METHODS, FinetuneConfig
+from snnk.finetune.data import image_files
+from snnk.hf.data import open_image
+
+NAMES = ("glue", "vision", "uptraining", "compression", "adapters")
+MEASURED = ("seconds", "seconds_a_step", "peak_GB")
+DIM, WIDTH = tiny.SIZES["hidden_size"], tiny.SIZES["intermediate_size"]
+
+
+def run(capsys, *args):
+    with pytest.raises(SystemExit) as stop:
+        main(list(args))
+    out, err = capsys.readouterr()
+    return stop.value.code, out, err
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Rows and figures of all five, through the command."""
+    found = tmp_path_factory.mktemp("rows")
+    for name in NAMES:
+        with pytest.raises(SystemExit) as stop:
+            main(["reproduce", name, "--quick", "--out", str(found)])
+        assert stop.value.code == 0, name
+    return found
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    found = tmp_path_factory.mktemp("tiny")
+    return {"model": tiny.make_bert(found / "tiny-bert"), "data_dir": tiny.make_glue(found)}
+
+
+class Rows(Results):
+    """Hand-made rows."""
+
+    def __init__(self, rows, **config):
+        self.rows, self.config = rows, config
+
+
+def numbers(value):
+    if isinstance(value, dict | list):
+        return [n for part in (value.values() if isinstance(value, dict) else value) for n in numbers(part)]
+    return [value] if isinstance(value, float) else []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_quick_runs_without_data_or_weights(name, folder):
+    text = (folder / f"{name}.json").read_text()
+    stored, module = json.loads(text), EXPERIMENTS[name]
+    assert len(stored["rows"]) == module.total(module.QUICK)
+    assert all(math.isfinite(n) for n in numbers(stored["rows"]))
+    assert all(
+        abs(r.get("score", r.get("spearman", r.get("dev")))) <= 100 and r["model"].startswith("tiny-")
+        for r in stored["rows"]
+    )
+    assert stored["config"]["source"] == {"model": "", "data": "made by --quick"}
+    assert (folder / f"{name}.png").stat().st_size > 5000
+    assert not any(path in text for path in (tempfile.gettempdir(), str(folder), tempfile.gettempprefix()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_that_was_stopped_goes_on(name, folder, tmp_path, monkeypatch):
+    stored, module = json.loads((folder / f"{name}.json").read_text()), EXPERIMENTS[name]
+    monkeypatch.setattr(records, "environment", lambda: stored["environment"])  # the checkout may change meanwhile
+    last = stored["rows"].pop()
+    stored["rows"][0]["mark"] = 1
+    path = tmp_path / f"{name}.json"
+    path.write_text(json.dumps(stored))
+    results = Results(path, module.QUICK, source=NOWHERE.names)
+    rows = list(module.run(module.QUICK, results))
+    assert len(rows) == len(results.rows) == module.total(module.QUICK) and rows[0]["mark"] == 1
+    assert {k: v for k, v in rows[-1].items() if k not in MEASURED} == {
+        k: v for k, v in last.items() if k not in MEASURED
+    }
+
+
+def test_page_of_these(folder):
+    page = write_page(folder).read_text()
+    for name in NAMES:
+        for claim in EXPERIMENTS[name].claims(Stored(folder / f"{name}.json")):
+            assert claim["paper"] in page and claim["ours"] in page
+    assert str(folder) not in page
+
+
+def test_trained_parameters_of_each_method(folder):
+    rows = Stored(folder / "glue.json").rows
+    trained = {r["method"]: r["trained"] for r in rows if r["part"] == "table"}
+    head, config = DIM + 1, glue.QUICK
+    snnk = config.pooler_features * DIM + head
+    assert trained == {
+        "pooler": DIM * DIM + DIM + head,
+        "snnk-pooler": snnk,
+        "tanh-pooler": snnk,
+        "random-pooler": snnk,
+        "bundled": config.bundled_features + 1,
+        "closed-form": config.bundled_features + 1,
+        "snnk-relu": 4 * (DIM * config.adapter_features + DIM) + head,
+        "pfeiffer": 2 * (2 * DIM * config.bottleneck + config.bottleneck + DIM) + head,
+    }
+    by = {r["method"]: r for r in rows if r["part"] == "table"}
+    assert by["closed-form"]["steps"] == 0 and by["bundled"]["steps"] == config.max_steps
+    assert by["closed-form"]["start_validation"] == by["closed-form"]["validation"]
+    assert by["bundled"]["start_validation"] == by["closed-form"]["validation"]
+    assert by["bundled"]["paper"] == 71.84 and by["random-pooler"]["paper"] is None
+    assert {(r["method"], r["features"]) for r in rows if r["part"] == "ablation"} == {
+        ("snnk-relu", 2),
+        ("snnk-pooler", 8),
+    }
+
+
+def test_uptraining_counts_what_the_bundled_model_has(folder):
+    rows, config = Stored(folder / "uptraining.json").rows, uptraining.QUICK
+    dense, bundled = 2 * DIM * WIDTH + WIDTH + DIM, 2 * DIM * config.num_features + DIM
+    for before, after in pairwise(rows):
+        assert after["replaced"] == before["replaced"] + 1
+        assert round(1e6 * (before["stored_M"] - after["stored_M"])) == dense - bundled
+        assert before["stored_MB"] == pytest.approx(4 * before["stored_M"])
+        tokens = config.texts * config.length
+        saved = tokens * 2 * DIM * (WIDTH - config.num_features)
+        assert round(1e9 * (before["multiply_adds_G"] - after["multiply_adds_G"])) == saved
+
+
+def test_more_blocks_than_there_are_are_all_of_them(files, tmp_path):
+    """And files are read from --data-dir and --model."""
+    config = replace(uptraining.QUICK, replaced=(2, 9))
+    source = Source(files["data_dir"], files["model"])
+    results = Results(tmp_path / "rows.json", config, source=source.names)
+    rows = list(uptraining.run(config, results, source))
+    assert [(r["replaced"], r["blocks"], r["model"]) for r in rows] == [(2, 2, "tiny-bert")]
+    assert files["data_dir"] not in results.path.read_text()
+
+
+def test_compression_is_to_the_original(folder):
+    rows = Stored(folder / "compression.json").rows
+    assert rows[0]["way"] == compression.ORIGINAL and rows[0]["cosine"] == pytest.approx(1)
+    for keep in compression.QUICK.keeps:
+        own, other = (next(r for r in rows if (r["way"], r["keep"]) == (w, keep)) for w in compression.QUICK.ways)
+        assert 0.9 < other["cosine"] < own["cosine"] < 1 and own["stored_M"] == other["stored_M"]
+        blocks = 2 * (2 * DIM * WIDTH + WIDTH + DIM) / 1e6
+        assert rows[0]["stored_M"] - own["stored_M"] == pytest.approx((1 - keep) * blocks, rel=0.05)
+
+
+def test_vision_learns_two_colours(folder):
+    rows = {r["method"]: r for r in Stored(folder / "vision.json")}
+    assert rows["linear-probe"]["score"] > 70 and rows["linear-probe"]["trained"] == 2 * (DIM + 1)
+    assert rows["snnk-relu"]["paper"] == 98.2 and rows["linear-probe"]["paper"] is None
+
+
+def test_adapters_take_the_rate_that_validation_chose(folder):
+    rows = Stored(folder / "adapters.json").rows
+    for method in adapters.QUICK.methods:
+        tried = [r for r in rows if (r["stage"], r["method"]) == ("tuning", method)]
+        final = next(r for r in rows if (r["stage"], r["method"]) == ("final", method))
+        best = max(r["validation"] for r in tried)
+        assert final["learning_rate"] in [r["learning_rate"] for r in tried if r["validation"] == best]
+        assert [r["learning_rate"] for r in tried] == list(adapters.QUICK.rates) and final["seed"] == 1
+
+
+@pytest.mark.parametrize("name", ["snnk-pooler", "houlsby"])
+def test_tune_is_finetune(name, files):
+    """A Method as an object gives the very figures that its name gives."""
+    options = {"task": "cola", "features": 4, "max_steps": 6, "batch_size": 16, "seed": 3}
+    named = tuning.tuned(files, method=name, **options).metrics
+    given = tuning.tune(METHODS[name], FinetuneConfig(out="", method=name, **files, **options))
+    first, second = (tuning.row_of(found, "mcc") for found in (named, given))
+    assert first.pop("seconds") > 0 and second.pop("seconds") > 0
+    assert first == second and named["scores"] == given["scores"]
+
+
+def test_variants_differ_from_what_they_vary(files):
+    known = tuning.variants()
+    assert set(known) == {"pooler", "tanh-pooler", "random-pooler", "closed-form", "pfeiffer"}
+    options = {"task": "stsb", "features": 8, "max_steps": 1, **files}
+    started = {
+        name: tuning.tune(known[name][1], FinetuneConfig(out="", method=known[name][0], **options), steps=False)
+        for name in ("tanh-pooler", "random-pooler")
+    }
+    started["snnk-pooler"] = tuning.tune(
+        METHODS["snnk-pooler"], FinetuneConfig(out="", method="snnk-pooler", **options)
+    )
+    losses = [found["scores"]["test"]["loss"] for found in started.values()]
+    assert len(set(losses)) == 3
+
+
+def test_where_model_and_data_come_from(tmp_path, capsys):
+    folder = Source(str(tmp_path))
+    with tiny.glue(glue.Config(), glue.QUICK, folder) as found:
+        assert found == {"model": "bert-base-uncased", "data_dir": str(tmp_path)}
+    with tiny.glue(replace(glue.QUICK, seeds=4), glue.QUICK, Source(model="own")) as found:
+        assert found["model"] == "own" and Path(found["data_dir"], "MRPC", "dev.tsv").is_file()
+    for name, message in (("glue", "gluebenchmark.com"), ("vision", "cifar10")):
+        code, _, err = run(capsys, "reproduce", name, "--out", str(tmp_path))
+        assert code == 2 and message in err and "--data-dir" in err and not (tmp_path / f"{name}.json").exists()
+    code, _, err = run(capsys, "reproduce", "glue", "--data-dir", str(tmp_path), "--model", str(tmp_path))
+    assert code == 2 and "tokenizer" in err
+
+
+def test_images_of_cifar_and_of_folders(tmp_path, monkeypatch):
+    from PIL import Image
+
+    monkeypatch.setitem(data.DATASETS, "cifar10", replace(data.DATASETS["cifar10"], rows={"train": 6, "test": 6}))
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
+    mosaic = pixels.reshape(2, 3, 32, 32, 3).swapaxes(1, 2).reshape(64, 96, 3)
+    for name in ("data_batch_1", "test_batch"):
+        Image.fromarray(mosaic).save(tmp_path / f"{name}.webp", lossless=True)
+    np.savez(tmp_path / "labels.npz", train=np.arange(6) // 2, test=np.arange(6) // 2)
+    config = replace(vision.Config(), train_rows=4, test_rows=6)
+    with tiny.images(config, vision.QUICK, Source(str(tmp_path), "m")) as found:
+        assert found["model"] == "m" and len(image_files(Path(found["train"]))[0]) == 4
+        names, classes = image_files(Path(found["test"]))
+        read = {(np.asarray(open_image(file)).tobytes(), int(c)) for file, c in zip(names, classes, strict=True)}
+    assert read == {(image.tobytes(), i // 2) for i, image in enumerate(pixels)}
+    tiny.write_images(tmp_path / "train", torch.from_numpy(pixels), [0, 1] * 3)
+    tiny.write_images(tmp_path / "test", torch.from_numpy(pixels), [0, 1] * 3)
+    with tiny.images(config, vision.QUICK, Source(str(tmp_path), "m")) as found:
+        assert (found["train"], found["test"]) == (str(tmp_path / "train"), str(tmp_path / "test"))
+
+
+def table_row(task, method, score, features=None, trained=10, part="table", seed=0):
+    facts = {"metric": "x", "model": "some", "steps": 9, "paper": None}
+    return {"part": part, "task": task, "method": method, "features": features, "score": score, "seed": seed} | {
+        "trained": trained,
+        **facts,
+    }
+
+
+def test_claims_of_glue():
+    rows = [
+        table_row("cola", "snnk-pooler", 34.0, 512),
+        table_row("cola", "snnk-pooler", 36.0, 512, seed=1),
+        table_row("cola", "pooler", 30.0),
+        table_row("cola", "random-pooler", 36.0, 512),
+        table_row("stsb", "snnk-pooler", 70.0, 512),
+        table_row("stsb", "pooler", 75.0),
+        table_row("stsb", "bundled", 65.0),
+        table_row("stsb", "closed-form", 60.0),
+        table_row("cola", "snnk-relu", 50.0, 16, 313),
+        table_row("cola", "pfeiffer", 52.0, 48, 904),
+        table_row("cola", "snnk-pooler", 20.0, 128, part="ablation"),
+    ]
+    config = {"ablation_task": "cola", "ablation": [["snnk-pooler", [128, 512]], ["snnk-relu", [8, 16]]]}
+    found = {c["paper"]: c for c in glue.claims(Rows(rows, **config))}
+    holds = {paper: claim["holds"] for paper, claim in found.items()}
+    assert holds == {
+        "cola: snnk-pooler 35.81, pooler 29.4": True,
+        "cola: snnk-relu 58.21, adapter baseline 56.51": False,
+        "cola: snnk-relu 58.21, pfeiffer 58.9": True,
+        "stsb: snnk-pooler 78.93, pooler 78.1": False,
+        "stsb: bundled 71.84, pooler 78.1": True,
+        "stsb: bundled 71.84, closed-form 67.0": True,
+        "snnk-pooler above pooler on 5 of 8 tasks; 2 of cola, stsb": False,
+        "snnk-relu above adapter baseline on 5 of 8 tasks; 1 of cola": False,
+        "a pooler that starts from pretrained weights is better than one from random weights": False,
+        "SNNK adapters train 1/3 of the adapter baseline's parameters": True,
+        "snnk-pooler: more features help, on large tasks": True,
+    }
+    assert found["cola: snnk-pooler 35.81, pooler 29.4"]["ours"] == "snnk-pooler 35.00, pooler 30.00 (some, 9 steps)"
+    assert glue.claims(Rows([], **config)) == []
+
+
+def test_the_papers_means_are_those_of_its_table():
+    """82.32 and 83.46 of 0.3 M parameters, which the appendix's rows give."""
+    means = {name: sum(glue.PAPER[name].values()) / 8 for name in ("snnk-relu", "lora")}
+    assert {name: round(value, 2) for name, value in means.items()} == {"snnk-relu": 82.32, "lora": 83.46}
+    for one, name, count in ((one, name, count) for one, _, name, count in glue.COUNTS):
+        assert sum(glue.PAPER[one][task] > glue.PAPER[name][task] for task in glue.TASKS) == count
+    assert glue.total(glue.Config()) == len(glue.METHODS) * 3 - 2 + 6
+
+
+def test_claims_of_the_others():
+    rows = [
+        table_row("cifar10", name, score) for name, score in (("snnk-relu", 97), ("houlsby", 96), ("bundled", 94.5))
+    ]
+    rows.append(table_row("cifar10", "linear-probe", 95))
+    assert [(c["paper"][9:25], c["holds"]) for c in vision.claims(Rows(rows))] == [
+        ("snnk-relu 98.2, ", False),
+        ("snnk-relu 98.2, ", True),
+        ("bundled 95.8, cl", True),
+    ]
+
+    def up(k, score, size):
+        facts = {"blocks": 12, "metric": "mcc", "model": "some", "steps": 9, "paper_full": 59.5, "seed": 0}
+        return {"task": "cola", "replaced": k, "score": score, "stored_MB": size, "multiply_adds_G": size, **facts}
+
+    claims = uptraining.claims(Rows([up(0, 60.0, 100.0), up(6, 58.5, 55.0), up(12, 0.0, 1.0)]))
+    assert [c["holds"] for c in claims] == [True, True] and "k = 6 of 12: 45 % of the size" in claims[0]["ours"]
+    claims = uptraining.claims(Rows([up(0, 60.0, 100.0), up(4, 57.0, 80.0)]))
+    assert [c["holds"] for c in claims] == [False, False] and "60.00 -> 57.00" in claims[1]["ours"]
+    assert uptraining.claims(Rows([up(4, 57.0, 80.0)])) == []
+
+    def kept(way, keep, spearman, cosine):
+        return {"way": way, "keep": keep, "spearman": spearman, "cosine": cosine, "seed": 0, "model": "some"}
+
+    fitted, moved, chance = compression.WAYS
+    rows = [kept(compression.ORIGINAL, 1.0, 86.7, 1.0), kept(fitted, 0.25, 86.4, 0.88), kept(chance, 0.25, 84.2, 0.77)]
+    claims = compression.claims(Rows([*rows, kept(moved, 0.25, 86.8, 0.87)]))
+    assert [c["holds"] for c in claims] == [True, False, True] and "86.70 -> 86.40 (some)" in claims[2]["ours"]
+
+    def equal(method, task, score, stage="final"):
+        facts = {
+            "seed": 1,
+            "trained": 78,
+            "learning_rate": 1e-3,
+        }  # as benchmarks/adapters.py, whose model is configured
+        return {"stage": stage, "method": method, "task": task, "dev": score, **facts}
+
+    rows = [equal("snnk", "cola", 0.3), equal("snnk", "stsb", 0.8), equal("lora", "cola", 0.28)]
+    rows += [equal("lora", "stsb", 0.81), equal("snnk-relu", "cola", 0.9), equal("snnk", "cola", 0.0, "tuning")]
+    claims = adapters.claims(Rows(rows, model="some"))
+    assert len(claims) == 1 and claims[0]["holds"]
+    assert claims[0]["ours"] == "snnk 55.00 (78 trained), lora 54.50 (78 trained); some, mean of cola, stsb"
+    rows[0]["trained"] = 79  # a task with more classes: still one bar a method
+    (axes,) = adapters.plot(Rows(rows, model="some")).axes
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["snnk (78)", "lora (78)"]
