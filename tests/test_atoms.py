@@ -37,6 +37,14 @@ def test_penalty_keeps_copies_of_a_feature_apart():
     assert len({int(j) % 12 for j in order}) == 12 and bool(gains.isfinite().all())
 
 
+def test_rounding_below_the_penalty_leaves_gains_finite():
+    """Of twelve features and their copies, copies are left with nothing but rounding, of either sign."""
+    phi, y = problem()
+    gram, cross, _ = RidgeStats(24, 3).update(torch.cat([phi, phi], 1), y).centred()
+    order, gains = choose_atoms(gram, cross, 24, 1e-20 * float(gram.diagonal().mean()))
+    assert sorted(order.tolist()) == list(range(24)) and bool(gains.isfinite().all())
+
+
 def test_bad_counts():
     gram, cross, _ = RidgeStats(12, 3).update(*problem()).centred()
     with pytest.raises(ValueError, match="count must be at most 12, the number of features; got 13"):
@@ -86,3 +94,33 @@ def test_refine_lessens_the_weighted_error_and_restores_requires_grad():
     assert error() < 0.1 * before
     assert not layer.weight.requires_grad and layer.weight.grad is None
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_refine_counts_rows_by_their_weights():
+    """Rows without weight ask for the opposite, and do not get it."""
+    generator = torch.Generator().manual_seed(0)
+    x, truth = torch.randn(400, 6, generator=generator), torch.randn(3, 6, generator=generator)
+    y, weight = x @ truth.T, torch.ones(400)
+    y[200:], weight[200:] = -y[200:], 0
+    layer = torch.nn.Linear(6, 3, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(truth + 0.3)
+    refine_(layer, [layer.weight], x, y, weight, torch.ones(3), steps=150, rows=100)
+    assert torch.allclose(layer.weight, truth, atol=0.03)
+
+
+def test_refine_sees_every_row_once_in_a_round():
+    seen = {seed: [] for seed in (0, 1)}
+    for seed, steps in seen.items():
+        p = torch.ones(1, 1)
+
+        def forward(x, p=p, steps=steps):
+            steps.append(x[:, 0].int().tolist())
+            return x * p
+
+        x = torch.arange(40.0)[:, None]
+        refine_(forward, [p], x, x, torch.ones(40), torch.ones(1), steps=8, rows=10, seed=seed)
+        for part in (steps[:4], steps[4:]):
+            assert sorted(row for step in part for row in step) == list(range(40))
+        assert steps[:4] != steps[4:]
+    assert seen[0] != seen[1]

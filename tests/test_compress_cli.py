@@ -1,10 +1,15 @@
 import json
+import os
+import subprocess
+import sys
+from string import ascii_lowercase
 
 import pytest
 import torch
 import transformers
 from test_hf_data import make_images, make_texts, make_tokenizer
 from test_hf_report import TINY, check_page
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from snnk import _cli_compress, _cli_demo, hf
@@ -102,7 +107,7 @@ def test_the_folder_loads_and_equals_the_model_in_memory(run, bert, texts, tmp_p
     assert code == 0 and "stored bytes" in out and "atoms" in out
     assert json.loads((tmp_path / "audit.json").read_text())["ratios"]["stored_bytes"] < 1
     assert refused(run("audit", folder, "--json", tmp_path / "audit.json"), "exists already")
-    assert refused(run("audit", tmp_path / "none"), "config.json")
+    assert refused(run("audit", tmp_path / "none"), "is no folder")
 
 
 def test_a_head_is_kept_and_options_reach_the_plan(run, texts, tmp_path):
@@ -118,6 +123,109 @@ def test_a_head_is_kept_and_options_reach_the_plan(run, texts, tmp_path):
     report = json.loads((out / "report.json").read_text())
     assert report["model_class"] == "BertForSequenceClassification" and report["blocks_in_all"] == 2
     assert [block["kind"] for block in report["plan"]["blocks"]] == ["relu"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "compared", "figures"),
+    [
+        ("BertForQuestionAnswering", {}, "start_logits and end_logits", ["start: Pearson", "end: Spearman"]),
+        ("ElectraForPreTraining", {"embedding_size": 8}, "logits", ["Pearson", "relative squared error"]),
+        ("BertForSequenceClassification", {"num_labels": 1}, "logits", ["Spearman", "relative squared error"]),
+        ("BertForMultipleChoice", {}, "logits", ["Pearson", "relative squared error"]),
+    ],
+)
+def test_heads_of_every_kind(run, texts, tmp_path, name, options, compared, figures):
+    kind = getattr(transformers, name)
+    torch.manual_seed(0)
+    folder = save(kind(kind.config_class(**TINY, **options)).eval(), tmp_path / "model")
+    code, out, err = run(
+        "compress", folder, "--calibration", texts, "--refine", 0, "--recover", 2, "--out", tmp_path / "out"
+    )
+    assert code == 0 and all(figure in out for figure in figures), err
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert set(figures) <= set(report["agreement"]) and report["compared"] == compared
+    page = " ".join(check_page((tmp_path / "out" / "report.html").read_text()).texts)
+    card = (tmp_path / "out" / "README.md").read_text()
+    for text in (page, card):
+        assert all(f"{figure} {report['agreement'][figure]:.4f}" in text for figure in figures)
+        assert compared in text and "cosine" not in text
+
+
+def test_a_model_in_float16(run, texts, tmp_path):
+    torch.manual_seed(0)
+    folder = save(transformers.BertModel(transformers.BertConfig(**TINY)).eval().half(), tmp_path / "half")
+    options = ["--refine", 2, "--recover", 20, "--keep", 0.5]
+    assert run("compress", folder, "--calibration", texts, *options, "--out", tmp_path / "out")[0] == 0
+    loaded = transformers.AutoModel.from_pretrained(tmp_path / "out")
+    assert loaded.dtype == torch.float16
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["agreement"]["worst cosine"] > 0.99
+
+
+def test_outputs_that_are_not_finite_are_told_before_and_after_the_work(run, bert, texts, tmp_path, monkeypatch):
+    model = transformers.BertModel.from_pretrained(bert)
+    with torch.no_grad():
+        model.encoder.layer[0].output.dense.weight[0, 0] = float("nan")
+    model.save_pretrained(tmp_path / "broken")
+    make_tokenizer().save_pretrained(tmp_path / "broken")
+    started = []
+    compress_, out = hf.compress_, ["--refine", 0, "--out", tmp_path / "out"]
+    monkeypatch.setattr("snnk.hf.compress_", lambda *args, **kwargs: started.append(1))
+    assert refused(run("compress", tmp_path / "broken", "--calibration", texts, *out), "outputs are not finite")
+    assert not started
+
+    def compress(*args, **kwargs):
+        done = compress_(*args, **kwargs)
+        done.agreement["cosine"] = float("nan")
+        return done
+
+    monkeypatch.setattr("snnk.hf.compress_", compress)
+    assert refused(run("compress", bert, "--calibration", texts, *out), "outputs are not finite: cosine nan")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_its_tokenizer(run, texts, tmp_path):
+    def compress(folder):
+        return run("compress", folder, "--calibration", texts, "--out", tmp_path / "out")
+
+    transformers.BertModel(transformers.BertConfig(**{**TINY, "vocab_size": 500})).save_pretrained(tmp_path / "bert")
+    assert refused(compress(tmp_path / "bert"), "has 5 tokens and the model 500")
+    transformers.LlamaModel(transformers.LlamaConfig(**TINY)).save_pretrained(tmp_path / "llama")
+    assert refused(compress(tmp_path / "llama"), "has no tokenizer to load")
+    transformers.BertModel(transformers.BertConfig(**TINY)).save_pretrained(tmp_path / "tiny")
+    assert refused(compress(tmp_path / "tiny"), "100% of the tokens")
+
+
+def test_other_models_in_the_folder_stay_there(run, bert, texts, tmp_path):
+    for name in ("checkpoint-500", "runs/checkpoint-7", "teacher", "parts/student"):
+        (bert / name).mkdir(parents=True)
+        (bert / name / "config.json").write_text("{}")
+        (bert / name / ("trainer_state.json" if "checkpoint" in name else "model.safetensors")).write_text("x")
+    for name in ("2_Dense", "notes/config.json", "runs/log.txt"):
+        (bert / name).parent.mkdir(exist_ok=True)
+        (bert / name).write_text("kept") if "." in name else (bert / name).mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bert / "2_Dense" / name).write_text("kept")
+    (bert / "modules.json").write_text(json.dumps([{"idx": 1, "path": "2_Dense", "type": "x"}]))
+    assert run("compress", bert, "--calibration", texts, "--refine", 0, "--out", tmp_path / "out")[0] == 0
+    folders = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_dir()}
+    assert folders == {"2_Dense", "notes", "runs"}
+    assert (tmp_path / "out/2_Dense/model.safetensors").is_file() and (tmp_path / "out/runs/log.txt").is_file()
+    (bert / "adapter_config.json").write_text("{}")
+    result = run("compress", bert, "--calibration", texts, "--out", tmp_path / "again")
+    assert refused(result, "merge the adapter first")
+
+
+def test_what_a_killed_run_left_is_removed(run, bert, texts, tmp_path):
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    prefix, tail = _cli_compress._own_prefix(tmp_path / "out"), "0" * 32
+    left = [tmp_path / f"{prefix}{pid}-{tail}" for pid in (int(ended.stdout), os.getpid())]
+    others = [tmp_path / f".out.elsewhere-1-{tail}", tmp_path / f".other{prefix[4:]}{int(ended.stdout)}-{tail}"]
+    for path in [*left, *others]:
+        path.mkdir()
+        (path / "model.safetensors").write_text("half")
+    code, out, _ = run("compress", bert, "--calibration", texts, "--refine", 0, "--out", tmp_path / "out")
+    assert code == 0 and str(left[0]) in out
+    assert {path for path in tmp_path.iterdir() if path.name.startswith(".")} == {left[1], *others}
 
 
 def test_a_decoder_whose_tokenizer_has_no_padding(run, texts, tmp_path):
@@ -161,13 +269,16 @@ def test_sentence_transformers_folders_are_kept(run, bert, texts, tmp_path, inne
     folder.mkdir()
     bert.rename(folder / inner) if inner else bert.replace(folder)
     modules = [
-        {"idx": i, "name": str(i), "path": path, "type": "x"} for i, path in enumerate([inner, "1_Pooling", "2_Dense"])
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{path[2:]}"}
+        for i, path in enumerate([inner, "1_Pooling", "2_Dense"])
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / inner / "sentence_bert_config.json").write_text('{"max_seq_length": 20}')
     for name, file in (("1_Pooling", "config.json"), ("2_Dense", "config.json"), ("2_Dense", "model.safetensors")):
         (folder / name).mkdir(exist_ok=True)
         (folder / name / file).write_text(f"{name} {file}")
+    pooling = {"word_embedding_dimension": 8, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({**pooling, "include_prompt": True}))
     assert run("compress", folder, "--calibration", texts, "--refine", 0, "--out", tmp_path / "out")[0] == 0
     ours = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*")}
     theirs = {str(path.relative_to(folder)) for path in folder.rglob("*")}
@@ -178,7 +289,10 @@ def test_sentence_transformers_folders_are_kept(run, bert, texts, tmp_path, inne
         ):
             assert (folder / name).read_bytes() == (tmp_path / "out" / name).read_bytes(), name
     assert hf.find_ffns(transformers.AutoModel.from_pretrained(tmp_path / "out" / inner))[0].width == 8
-    assert "SentenceTransformer(" in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "SentenceTransformer(" in card
+    for text in (card, (tmp_path / "out" / "report.html").read_text()):
+        assert "(mean pooling); sentence-transformers pools by cls_token here" in text
 
 
 @pytest.mark.parametrize(
@@ -285,6 +399,11 @@ def test_positions():
 
 def test_demo(run, bert, tmp_path, monkeypatch):
     fetched = []
+    letters = Tokenizer(models.WordLevel({c: i for i, c in enumerate("#" + " .,?'-" + ascii_lowercase)}, unk_token="#"))
+    letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=letters, unk_token="#", model_max_length=16).save_pretrained(
+        bert
+    )
 
     def fetch(folder):
         fetched.append(folder)

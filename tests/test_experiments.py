@@ -160,7 +160,7 @@ def test_mnist_resumes_and_reads_real_files(capsys, tmp_path, digits, monkeypatc
     assert run(capsys, *args, "--seeds", "2")[0] == 0
     path = tmp_path / "out" / "mnist.json"
     stored = json.loads(path.read_text())
-    assert stored["config"]["source"] == {"model": "", "data": "real"} and digits.data_dir not in path.read_text()
+    assert stored["source"] == {"model": "", "data": "real"} and digits.data_dir not in path.read_text()
     assert [(r["network"], r["seed"]) for r in stored["rows"]] == [("MLP", 0), ("SNNK", 0), ("MLP", 1), ("SNNK", 1)]
     stored["rows"] = stored["rows"][:3]
     stored["rows"][0]["test_accuracy"] = -1.0

@@ -72,7 +72,7 @@ def test_quick_runs_without_data_or_weights(name, folder):
         abs(r.get("score", r.get("spearman", r.get("dev")))) <= 100 and r["model"].startswith("tiny-")
         for r in stored["rows"]
     )
-    assert stored["config"]["source"] == {"model": "", "data": "made by --quick"}
+    assert stored["source"] == {"model": "", "data": "made by --quick"}
     assert (folder / f"{name}.png").stat().st_size > 5000
     assert not any(path in text for path in (tempfile.gettempdir(), str(folder), tempfile.gettempprefix()))
 

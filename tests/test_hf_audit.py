@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -158,9 +159,26 @@ def test_unknown_architectures_have_all_but_the_table(tmp_path):
     assert "-" in str(found)
 
 
+def test_the_same_names_as_for_compress(folders, tmp_path, monkeypatch):
+    """A folder of sentence-transformers, and a name on the hub."""
+    shutil.copytree(folders / "small", tmp_path / "st" / "0_Transformer")
+    (tmp_path / "st" / "modules.json").write_text('[{"idx": 0, "name": "0", "path": "0_Transformer", "type": "x"}]')
+    names = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: names.append(name) or folders / "plain")
+    found = audit(tmp_path / "st", "org/name", latency=True, tokens=(1, 3), rounds=1)
+    assert [block.kind for block in found.blocks] == ["relu", "atoms"] and found.seconds > 0
+    assert found.original.source == "org/name" and found.original.blocks[0].kind == "dense"
+    assert set(names) == {"org/name"} and found.ratios["stored_bytes"] < 1
+    (tmp_path / "st" / "0_Transformer" / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="merge the adapter first"):
+        audit(tmp_path / "st")
+
+
 def test_errors(folders, tmp_path):
     with pytest.raises(ValueError, match=r"no folder with a model.*config\.json"):
         audit(tmp_path)
+    with pytest.raises(ValueError, match="is no folder, and no name of a model on the hub"):
+        audit(tmp_path / "none")
     with pytest.raises(TypeError, match="got Linear"):
         audit(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="length of tokens"):

@@ -55,13 +55,13 @@ KEYS = "input_ids", "attention_mask"
 def write(folder, kind, texts):
     path = folder / f"data.{kind}"
     if kind == "parquet":
-        pq.write_table(pa.table({"id": range(len(texts)), "body": texts, "other": ["x"] * len(texts)}), path)
+        pq.write_table(pa.table({"id": range(len(texts)), "body": texts, "other": ["w7"] * len(texts)}), path)
     elif kind == "jsonl":
-        path.write_text("\n".join(json.dumps({"id": i, "body": t, "other": "x"}) for i, t in enumerate(texts)))
+        path.write_text("\n".join(json.dumps({"id": i, "body": t, "other": "w7"}) for i, t in enumerate(texts)))
     elif kind in ("csv", "tsv"):
         comma = "," if kind == "csv" else "\t"
         path.write_text(
-            f"id{comma}body{comma}other\n" + "".join(f"{i}{comma}{t}{comma}x\n" for i, t in enumerate(texts))
+            f"id{comma}body{comma}other\n" + "".join(f"{i}{comma}{t}{comma}w7\n" for i, t in enumerate(texts))
         )
     else:
         path.write_text("\n\n".join(texts) + "\n")
@@ -77,7 +77,7 @@ def test_every_text_is_read_once_and_the_column_is_named(tmp_path, kind):
     assert ("'body'" in str(found)) == (kind != "txt")
     if kind != "txt":
         chosen = load_calibration(write(tmp_path, kind, texts), make_tokenizer(), column="other")
-        assert chosen.column == "other" and all(batch["input_ids"].unique().tolist() == [1, 2] for batch in chosen)
+        assert chosen.column == "other" and all(batch["input_ids"].unique().tolist() == [2, 10] for batch in chosen)
         for column, message in (("none", "no column 'none'"), ("id", "'id' has no texts")):
             with pytest.raises(ValueError, match=f"{message}.*are id, body, other"):
                 load_calibration(tmp_path / f"data.{kind}", make_tokenizer(), column=column)
@@ -160,6 +160,18 @@ def test_bad_files(tmp_path, name, content, message):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
         load_calibration(path, make_tokenizer())
+
+
+@pytest.mark.parametrize(("unknown", "fails"), [(5, False), (6, True)])
+def test_texts_that_the_tokenizer_does_not_know(tmp_path, unknown, fails):
+    """Half of ten words may be; [CLS], which is in every text, counts as neither."""
+    path = write(tmp_path, "txt", [" ".join(["other"] * unknown + ["w1"] * (10 - unknown))] * 12)
+    if fails:
+        with pytest.raises(ValueError, match=r"60% of the tokens of .*data\.txt are unknown to the tokenizer.* has 43"):
+            load_calibration(path, make_tokenizer(pad_token="[PAD]", cls_token="[CLS]"))
+    else:
+        assert load_calibration(path, make_tokenizer(pad_token="[PAD]", cls_token="[CLS]")).items == 12
+    assert load_calibration(path, make_tokenizer(eos_token="[UNK]")).items == 12  # it stands for something else too
 
 
 def test_bad_arguments(tmp_path):

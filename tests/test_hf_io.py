@@ -145,6 +145,8 @@ def test_a_loaded_model_is_a_plain_one(folder, tmp_path):
     assert not model.is_quantized
     assert not hasattr(model, "hf_quantizer")
     assert not hasattr(model, "quantization_method")
+    configs = [module.config for module in model.modules() if isinstance(module, hf.PreTrainedModel)]
+    assert len(configs) > 1 and not any(getattr(config, "_is_quantized", False) for config in configs)
     assert [f.kind for f in find_ffns(model)] == list(MIXED)
     assert output(model.to(torch.bfloat16), "bert").dtype == torch.bfloat16
     model.half().float()
@@ -247,6 +249,14 @@ def test_other_quantizers_and_dense_models_are_refused(tmp_path):
         SNNKQuantizationConfig({}, version=2)
 
 
+def test_files_other_than_safetensors_are_refused(folder, tmp_path):
+    edited(folder, tmp_path, lambda blocks: None)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"saved as safetensors only; got .*pytorch_model\.bin"):
+        hf.AutoModelForSequenceClassification.from_pretrained(tmp_path)
+
+
 def test_training_with_the_trainer(folder, tmp_path):
     model = hf.AutoModelForSequenceClassification.from_pretrained(folder)
     example = {key: value[1] for key, value in inputs("bert").items()} | {"labels": torch.tensor(1)}
@@ -281,6 +291,17 @@ def test_lora_on_top(folder, tmp_path):
     merged.save_pretrained(tmp_path / "merged")
     again = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(output(again, "bert"), output(tuned, "bert"), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_int8_on_top(folder):
+    model = hf.AutoModelForSequenceClassification.from_pretrained(folder)
+    small = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+    blocks = [ffn.block for ffn in find_ffns(model)]
+    swapped = [module for module in small.modules() if type(module).__module__.startswith("torch.ao.nn.quantized")]
+    assert len(swapped) > 4 * len(blocks)  # attention, and what is linear in the blocks
+    wanted, got = output(model, "bert"), output(small, "bert")
+    assert bool(got.isfinite().all()) and 0 < float((got - wanted).abs().max()) < 0.05 * float(wanted.abs().max())
 
 
 def test_pipeline(folder):

@@ -7,7 +7,6 @@ output, and never half of one.
 from __future__ import annotations
 
 import copy
-import json
 import math
 import os
 import platform
@@ -26,14 +25,14 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenize
 import snnk
 from snnk import hf
 from snnk.hf import report as pages
-from snnk.hf.counting import stored
+from snnk.hf.agreement import Outputs, probe
+from snnk.hf.counting import positions, stored
 from snnk.hf.data import Calibration, load_calibration
+from snnk.hf.folders import copy_others, find_folder, find_transformer, pooling_of
 from snnk.models import write_json
 
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".onnx", ".gguf", ".index.json")
-EXPORTS = ("onnx", "openvino", "coreml", ".git", ".cache")  # folders with the original's weights in other formats
-ORIGINAL_CARD = "README.original.md"
 KEEP = 0.25  # where neither a share nor a target is given
+SMALL = 0.1  # a tokenizer with this part of the model's vocabulary is not the model's
 
 
 @dataclass(frozen=True)
@@ -114,12 +113,17 @@ def compress_folder(
     if out.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"--out {out} is inside the model's folder {folder}; name one outside")
     inner = find_transformer(folder)
+    for path in remove_stale(out):
+        say(f"removed {path}, which a run that was killed had left")
     network, processor = load(folder / inner, say)
     blocks = len(hf.find_ffns(network))
     plan = settings.make_plan(network)  # fails on what is wrong with the model or the plan, before any data are read
     length = min(settings.max_length, positions(network))
     batches = load_calibration(calibration, processor, column=settings.column, max_length=length, seed=settings.seed)
     say(f"calibration: {batches}")
+    if type(network).__name__.endswith("ForMultipleChoice"):  # one choice a text, whose score is compared
+        batches[:] = [{name: x[:, None] for name, x in batch.items()} for batch in batches]
+    compared = _compared(probe(network, batches[0]), folder)  # before any work
     if settings.joint:
         progress("choosing counts", 0, blocks)
         plan = settings.make_plan(network, batches)
@@ -136,6 +140,7 @@ def compress_folder(
         progress=progress,
     )
     say(str(done))
+    _check_finite(done.agreement)
     progress("measuring latency", blocks, blocks)
     found = {
         "format": pages.FORMAT,
@@ -145,7 +150,8 @@ def compress_folder(
         "blocks_in_all": blocks,
         "bytes": {"original": _bytes(original), "compressed": _bytes(network)},
         "latency": pages.latency(original, network, batches),
-        "agreement": {name: value for name, value in done.agreement.items() if math.isfinite(value)},
+        "agreement": done.agreement,
+        "compared": compared,
         "calibration": _described(batches),
         "settings": asdict(settings),
         "seed": settings.seed,
@@ -171,39 +177,6 @@ def check_out(out: Path) -> None:
         raise PermissionError(f"--out {out} cannot be made: {parent} is no folder that can be written to")
 
 
-def find_folder(model: str) -> Path:
-    """The folder of a model, downloaded if it is a name of the hub."""
-    folder = Path(model)
-    if folder.is_dir():
-        return folder
-    if folder.exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model) or model.startswith("."):
-        raise ValueError(f"{model} is no folder, and no name of a model on the hub")
-    import huggingface_hub
-
-    # weights as safetensors only, as they are the only ones that are loaded
-    unused = ["pytorch_model*", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.gguf", *(f"{name}/*" for name in EXPORTS)]
-    try:
-        return Path(huggingface_hub.snapshot_download(model, ignore_patterns=unused))
-    except Exception as error:  # of the network, of the hub, of its cache: many kinds, one meaning
-        raise ValueError(f"there is no folder {model}, and the hub did not give it: {error}") from error
-
-
-def find_transformer(folder: Path) -> PurePosixPath:
-    """Where in the folder the transformer is: at the root, or where modules.json of sentence-transformers says."""
-    inner = PurePosixPath()
-    modules = folder / "modules.json"
-    if not (folder / "config.json").is_file() and modules.is_file():
-        try:
-            inner = PurePosixPath(min(json.loads(modules.read_text()), key=lambda module: module["idx"])["path"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{modules} does not say where the transformer is: {error!r}") from error
-        if inner.is_absolute() or ".." in inner.parts:
-            raise ValueError(f"{modules} names {inner}, outside the folder")
-    if not (folder / inner / "config.json").is_file():
-        raise ValueError(f"{folder / inner} is no folder with a model: there is no config.json in it")
-    return inner
-
-
 def load(folder: Path, say: Callable[[str], None]) -> tuple[Any, Any]:
     """The model, with the head that its configuration names, and its tokenizer or image processor."""
     try:
@@ -217,24 +190,66 @@ def load(folder: Path, say: Callable[[str], None]) -> tuple[Any, Any]:
     if info["missing_keys"]:
         say(f"note: the files have no {', '.join(sorted(info['missing_keys']))}; these are random")
     images = model.main_input_name == "pixel_values"
-    return model.eval(), (AutoImageProcessor if images else AutoTokenizer).from_pretrained(folder)
+    try:
+        processor = (AutoImageProcessor if images else AutoTokenizer).from_pretrained(folder)
+    except Exception as error:  # the tokenizers library raises plain ones
+        raise ValueError(f"{folder} has no {'image processor' if images else 'tokenizer'} to load: {error}") from error
+    size = getattr(config, "vocab_size", None) or 0
+    if not images and len(processor) < SMALL * size:  # transformers makes up an empty one where files are missing
+        raise ValueError(
+            f"the tokenizer in {folder} has {len(processor):,} tokens and the model {size:,}; "
+            "copy the tokenizer's files (tokenizer.json, tokenizer_config.json) into the folder"
+        )
+    return model.eval(), processor
 
 
-def positions(model: Any) -> int:
-    """The longest text, in tokens, that the model has positions for."""
-    limit = getattr(model.config, "max_position_embeddings", None) or 2**31
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            limit = min(limit, module.num_embeddings - module.padding_idx - 1)  # RoBERTa counts from there
-    return int(limit)
+def remove_stale(out: Path) -> list[Path]:
+    """Remove temporary folders for the same output that runs on this machine, killed since, have left."""
+    found = []
+    for path in out.parent.iterdir() if out.parent.is_dir() else ():
+        number = re.fullmatch(rf"{re.escape(_own_prefix(out))}(\d+)-[0-9a-f]{{32}}", path.name)
+        if number and not _alive(int(number[1])):
+            shutil.rmtree(path, ignore_errors=True)
+            found.append(path)
+    return found
+
+
+def _own_prefix(out: Path) -> str:
+    return f".{out.name}.{re.sub(r'[^A-Za-z0-9]', '_', platform.node())}-"  # a disk may be shared between machines
+
+
+def _alive(process: int) -> bool:
+    if os.name != "posix":  # where signal 0 would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _compared(outputs: Outputs, folder: Path) -> str:
+    """What the figures of agreement are of; for sentence vectors also how the folder itself pools them."""
+    pooling = pooling_of(folder)
+    if not outputs.pooled or not pooling:
+        return outputs.compared
+    return f"{outputs.compared}; sentence-transformers pools by {pooling} here"
+
+
+def _check_finite(agreement: dict[str, float]) -> None:
+    wrong = [f"{name} {value}" for name, value in agreement.items() if not math.isfinite(value)]
+    if wrong:
+        raise ValueError(f"outputs are not finite: {', '.join(wrong)}; nothing was written, try the model in float32")
 
 
 def _write(network: Any, plan: hf.Plan, found: dict[str, Any], folder: Path, inner: PurePosixPath, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
+    temporary = out.with_name(f"{_own_prefix(out)}{os.getpid()}-{uuid.uuid4().hex}")
     try:
         temporary.mkdir()
-        card = _copy_others(folder, inner, temporary)
+        card = copy_others(folder, inner, temporary)
         network.save_pretrained(temporary / inner)
         plan.save(temporary / "plan.json")
         write_json(temporary / "report.json", found)
@@ -244,24 +259,6 @@ def _write(network: Any, plan: hf.Plan, found: dict[str, Any], folder: Path, inn
         temporary.rename(out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _copy_others(folder: Path, inner: PurePosixPath, target: Path) -> str:
-    """Copy tokenizer, pooling and everything else but the transformer's weights and configuration; the old card."""
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        own = name.parent == Path(inner)  # other modules of sentence-transformers keep their weights
-        if not path.is_file() or name.parts[0] in EXPORTS or (own and _replaced(path.name)):
-            continue
-        new = target / (ORIGINAL_CARD if str(name) == "README.md" else name)
-        new.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, new)
-    card = folder / "README.md"
-    return card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
-
-
-def _replaced(name: str) -> bool:
-    return name == "config.json" or name.endswith(WEIGHTS)
 
 
 def _bytes(model: Any) -> int:

@@ -342,8 +342,8 @@ app.command("finetune", epilog="Example: snnk finetune my-model --train train.ts
 
 @app.command(epilog="Example: snnk audit my-model-small --original my-model")
 def audit(
-    folder: Annotated[Path, typer.Argument(help="Folder of a model, compressed or not.")],
-    original: Annotated[Path | None, typer.Option(help="Folder of a model to compare with.")] = None,
+    folder: Annotated[str, typer.Argument(help="Folder of a model, compressed or not, or its name on the hub.")],
+    original: Annotated[str | None, typer.Option(help="The same of a model to compare with.")] = None,
     latency: Annotated[bool, typer.Option("--latency", help="Measure it too, in turns with the original's.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="New file for the figures.")] = None,
 ) -> None:
@@ -385,7 +385,9 @@ def main(args: list[str] | None = None) -> None:
     except UserError as error:
         sys.exit(_fail(error.format_message()))
     except (typer.Abort, KeyboardInterrupt):
-        sys.stderr.write("snnk: interrupted; the same command goes on where it was, if it keeps results\n")
+        command = next(iter(sys.argv[1:] if args is None else args), "")
+        told = {"fit": "goes on where it was", "reproduce": "goes on where it was", "finetune": "with --resume goes on"}
+        sys.stderr.write(f"snnk: interrupted; the same command {told.get(command, 'starts anew')}\n")
         sys.exit(130)
     except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
         sys.exit(_fail(str(error)))

@@ -32,9 +32,7 @@ def write_page(folder: Path) -> Path:
             cells = [str(claim["paper"]), str(claim["ours"]), "yes" if claim["holds"] else "**no**"]
             lines.append(f"| [{name}](#{name}) | {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     for name, results in found.items():
-        module, config = EXPERIMENTS[name], dict(results.config)
-        source = config.pop("source", {})
-        run = results.environment
+        module, source, run = EXPERIMENTS[name], results.source, results.environment
         lines += [
             "",
             f"## {name}",
@@ -47,7 +45,7 @@ def write_page(folder: Path) -> Path:
             + (f", model {source['model']}" if source.get("model") else "")
             + ".",
             "",
-            "Configuration: " + ", ".join(f"{key} {value}" for key, value in config.items()) + ".",
+            "Configuration: " + ", ".join(f"{key} {value}" for key, value in results.config.items()) + ".",
         ]
         if (folder / f"{name}.png").exists():
             lines += ["", f"![{name}]({name}.png)"]

@@ -57,9 +57,9 @@ class Results:
         self, path: Path, config: Any, *, resume: bool = True, source: Mapping[str, str] | None = None
     ) -> None:
         self.path = path
-        self.config = {**asdict(config), **({"source": dict(source)} if source else {})}
+        self.config, self.source = asdict(config), dict(source or {})
         self.environment = environment()
-        key = [self.config, self.environment["snnk"], self.environment["commit"]]
+        key = [self.config, self.environment["snnk"], self.environment["commit"], *self.source.items()]
         self.hash = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
         self.rows: list[Row] = []
         if path.exists():
@@ -75,7 +75,8 @@ class Results:
         """Add a row and write the file; a figure that is not finite becomes null, which JSON has."""
         row = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         self.rows.append(row)
-        body = {"config": self.config, "config_hash": self.hash, "environment": self.environment, "rows": self.rows}
+        body: Row = {"config": self.config, "config_hash": self.hash, "environment": self.environment}
+        body |= {"source": self.source, "rows": self.rows}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         temporary.write_text(json.dumps(body, indent=1) + "\n")
@@ -93,7 +94,7 @@ class Stored(Results):
         try:
             stored = json.loads(path.read_text())
             self.config, self.environment = dict(stored["config"]), dict(stored["environment"])
-            self.hash = str(stored["config_hash"])
+            self.hash, self.source = str(stored["config_hash"]), dict(stored.get("source", {}))
             self.rows = [dict(row) for row in stored["rows"]]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a result file of snnk; move it away or name another --out") from error

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
-import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,13 @@ from snnk.hf.counting import (
     by_storage,
     count_forward,
     counting_mode,
+    in_turns,
     outside_state_dict,
+    positions,
     stored,
     tied_names,
 )
+from snnk.hf.folders import find_folder, find_transformer
 from snnk.hf.io import SNNKQuantizer
 
 FIGURES = {  # attributes of Audit that are compared with the original's
@@ -128,8 +131,8 @@ def audit(
     """Size, tied tensors, dtypes, multiply-adds, feed-forward blocks and latency of a model.
 
     Args:
-        folder_or_model: a folder with config.json and safetensors, or a transformers model. The weights in a folder are
-            read for `latency` only.
+        folder_or_model: a folder with config.json and safetensors, or one of sentence-transformers, or a name on the
+            hub, or a transformers model. The weights in a folder are read for `latency` only.
         original: the same, to compare with; it must have blocks and outputs of the same sizes.
         latency: measure it on the threads that torch has, median of `rounds`, the models taking turns in being first.
         tokens: batch and length, cut where the model ends; for vision models the first is the number of images.
@@ -172,9 +175,8 @@ def _open(source: Any, like: Any = None, weights: bool = False) -> tuple[PreTrai
         return source, []
     if not isinstance(source, str | os.PathLike):
         raise TypeError(f"expected a folder or a transformers PreTrainedModel; got {type(source).__name__}")
-    folder = Path(source)
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} is no folder with a model: there is no config.json in it")
+    folder = find_folder(str(source))
+    folder /= find_transformer(folder)
     index = folder / "model.safetensors.index.json"
     names = json.loads(index.read_text())["weight_map"].values() if index.is_file() else ["model.safetensors"]
     files = [folder / Path(name).name for name in sorted(set(names))]  # in this folder, whatever the index says
@@ -189,7 +191,7 @@ def _open(source: Any, like: Any = None, weights: bool = False) -> tuple[PreTrai
     if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
         raise ValueError(f"config.json in {folder} names the architecture {architecture!r}, which transformers has not")
     if weights:
-        return kind.from_pretrained(folder), files
+        return kind.from_pretrained(folder, use_safetensors=True), files
     with torch.device("meta"):
         model = kind(config)
     quantization = getattr(config, "quantization_config", None)
@@ -256,27 +258,21 @@ def _inputs(model: PreTrainedModel, tokens: tuple[int, int]) -> dict[str, Tensor
         size = config.image_size
         height, width = (size, size) if isinstance(size, int) else size
         return {"pixel_values": torch.zeros(batch, config.num_channels, height, width, dtype=model.dtype)}
-    limits = [length, getattr(config, "max_position_embeddings", None) or length]
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            limits.append(module.num_embeddings - module.padding_idx - 1)  # RoBERTa counts from there
-    ids = torch.arange(batch * min(limits)).reshape(batch, -1) % config.vocab_size
+    ids = torch.arange(batch * min(length, positions(model))).reshape(batch, -1) % config.vocab_size
     return {"input_ids": ids, **({"decoder_input_ids": ids} if config.is_encoder_decoder else {})}
 
 
 def _latency(models: list[PreTrainedModel], tokens: tuple[int, int], rounds: int) -> list[float]:
-    """Median seconds of each model."""
-    seconds: list[list[float]] = [[] for _ in models]
-    for turn in range(-1, rounds):  # the first one warms up
-        order = list(range(len(models)))
-        for i in reversed(order) if turn % 2 else order:
-            inputs = {name: x.to(models[i].device) for name, x in _inputs(models[i], tokens).items()}
-            with counting_mode(models[i]):
-                start = time.perf_counter()
-                out = models[i](**inputs)[0]
-                float(out.flatten()[0])  # waits for an accelerator
-                seconds[i].append(time.perf_counter() - start)
-    return [statistics.median(times[1:]) for times in seconds]
+    """Seconds of each model; where there are two, the second is the original, which the first is compared with."""
+
+    def forward(model: PreTrainedModel) -> Callable[[], float]:
+        inputs = {name: x.to(model.device) for name, x in _inputs(model, tokens).items()}
+        return lambda: float(model(**inputs)[0].flatten()[0])  # waits for an accelerator
+
+    with ExitStack() as modes:
+        for model in models:
+            modes.enter_context(counting_mode(model))
+        return in_turns([forward(model) for model in models[::-1]], least=rounds, most=rounds)[0][::-1]
 
 
 def _blocks(model: PreTrainedModel) -> tuple[list[FFN], str]:

@@ -12,21 +12,38 @@ from __future__ import annotations
 
 import copy
 import math
+import numbers
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from snnk import _checks
 from snnk.atoms import choose_atoms, refine_
 from snnk.features import ProjectedURF
 from snnk.hf.agreement import agreement, outputs_of
 from snnk.hf.architectures import FFN, Observation, observe
 from snnk.hf.blocks import Replacement, replace_
 from snnk.hf.counting import stored
-from snnk.hf.plan import FEATURES, KEPT, PENALTY, BlockPlan, Plan, evaluating, importance, make_map, place, tokens_of
+from snnk.hf.plan import (
+    FEATURES,
+    KEPT,
+    PENALTY,
+    BlockPlan,
+    Plan,
+    at_least_zero,
+    each,
+    enough,
+    evaluating,
+    importance,
+    make_map,
+    place,
+    tokens_of,
+)
 from snnk.hf.recover import recover_
 from snnk.ridge import RidgeStats
 
@@ -37,7 +54,10 @@ Progress = Callable[[str, int, int], None]  # what is being done, how many are d
 
 @dataclass(frozen=True)
 class BlockReport:
-    """One block after compression; `error` is squared, held out, over the variance of its weighted targets."""
+    """One block after compression and recovery, with the block's squared error over the variance of its targets.
+
+    The error is on held-out inputs, tokens and coordinates weighted as in the fit.
+    """
 
     name: str
     kind: str
@@ -124,15 +144,17 @@ def compress_(
 ) -> Report:
     """Replace the blocks of a model as planned, in place, fitted to inputs without labels.
 
+    Whatever is raised on the way, also by Ctrl-C, leaves the model as it was.
+
     Args:
         model: a transformers model with any head.
         plan: of `snnk.hf.plan` for this model.
         batches: inputs of the model, dicts of tensors, attention masks respected. Every tenth is held out. Those that
-            come after `max_tokens` tokens are not used.
+            come after `max_tokens` tokens are not used; the others must have two tokens for each feature of a block.
         refine: steps by which atoms are moved; 0 leaves the model's own neurons and everything in closed form.
-        max_error: a block whose held-out error is larger stays as it was.
+        max_error: a block whose held-out error is larger, or not a number, stays as it was.
         recover: steps of distillation from the original afterwards, on the same inputs.
-        seed: of random features and steps.
+        seed: of random features, which are others in each block, and of steps.
         progress: called with (what, blocks done, blocks in all).
 
     Example:
@@ -146,27 +168,32 @@ def compress_(
         (16, True)
     """
     start = time.monotonic()
+    _check_arguments(plan, refine, recover, max_error, max_tokens, seed)
+    seed = int(seed)  # numpy's would not do for feature maps
     ffns, by_name = plan.check(model), {block.name: block for block in plan.blocks}
-    training, held = _divide(batches, max_tokens, plan)
     before = _parameters(model)
-    teacher = copy.deepcopy(model) if recover else None
     reports: list[BlockReport] = []
-    with evaluating(model), torch.no_grad():
+    replacements: list[Replacement] = []
+    with ExitStack() as undo, evaluating(model), torch.no_grad():
+        training, held, tokens = _divide(model, ffns, batches, max_tokens)
+        enough(tokens[0], max(_unknowns(ffn, by_name[ffn.name]) for ffn in ffns))
+        teacher = copy.deepcopy(model) if recover else None
         progress("original", 0, len(ffns))
         wanted = [ffn for ffn in ffns if by_name[ffn.name].kind != KEPT]
         streams = _streams(model, wanted, [*training, *held])
         original = [outputs_of(model, batch) for batch in held]
-        replacements = []
         for ffn in ffns:
             block, began = by_name[ffn.name], time.monotonic()
             done = BlockReport(ffn.name, block.kind, block.num_features, ffn.parameters, ffn.parameters)
             if block.kind != KEPT:
-                target = streams.pop(ffn.name)
-                rows = _tokens(model, ffn, training, target[: len(training)])
-                test = _tokens(model, ffn, held, target[len(training) :])
-                new = _fit(ffn, block, rows, refine, seed)
-                done = replace(done, parameters=ffn.parameters, error=test.error(ffn))
-                if max_error is not None and not (done.error or 0.0) <= max_error:
+                stream = streams[ffn.name]
+                rows = _tokens(model, ffn, training, stream[: len(training)])
+                streams[ffn.name] = stream[len(training) :]  # of the rest nothing is needed any more
+                test = _tokens(model, ffn, held, streams[ffn.name])
+                new = _fit(ffn, block, rows, refine, seed, undo)
+                error = test.error(ffn)
+                done = replace(done, parameters=ffn.parameters, error=error)
+                if max_error is not None and not error <= max_error:
                     new.restore_()
                     done = replace(done, kind=KEPT, num_features=None, parameters=ffn.parameters, refused=True)
                 else:
@@ -176,40 +203,67 @@ def compress_(
         if teacher is not None and replacements:
             progress("recovering", len(reports), len(ffns))
             recover_(model, teacher, replacements, training, steps=recover, seed=seed)
+            errors = {n.ffn.name: _tokens(model, n.ffn, held, streams[n.ffn.name]).error(n.ffn) for n in replacements}
+            reports = [replace(report, error=errors.get(report.name, report.error)) for report in reports]
         agreed = agreement(original, [outputs_of(model, batch) for batch in held])
+        undo.pop_all()
     return Report(
         blocks=tuple(reports),
         agreement=agreed,
-        tokens=_count(training),
-        held_out_tokens=_count(held),
+        tokens=tokens[0],
+        held_out_tokens=tokens[1],
         model_parameters_before=before,
         model_parameters=_parameters(model),
         seconds=time.monotonic() - start,
     )
 
 
-def _fit(ffn: FFN, block: BlockPlan, rows: Tokens, refine: int, seed: int) -> Replacement:
-    """Put the planned features into the block's place, with the matrix that fits them to the rows."""
+def _check_arguments(plan: Any, refine: Any, recover: Any, max_error: Any, max_tokens: Any, seed: Any) -> None:
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a Plan, such as snnk.hf.plan(model, keep=0.5) gives; got {plan!r}")
+    for name, value in (("refine", refine), ("recover", recover), ("seed", seed)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise TypeError(f"{name} must be an integer; got {value!r}")
+    at_least_zero(refine, "refine")
+    at_least_zero(recover, "recover")
+    if max_error is not None:
+        at_least_zero(max_error, "max_error")
+    _checks.positive_int(max_tokens, "max_tokens")
+
+
+def _unknowns(ffn: FFN, block: BlockPlan) -> int:
+    """Numbers to be fitted for each output of a block."""
+    return block.num_features or (ffn.in_features if block.kind == "linear" else 0)
+
+
+def _fit(ffn: FFN, block: BlockPlan, rows: Tokens, refine: int, seed: int, undo: ExitStack) -> Replacement:
+    """Put the planned features into the block's place, with the matrix that fits them to the rows; `undo` undoes it."""
     dtype, count = _dtype(ffn), block.num_features or 0
+
+    def put(kind: Any, num_features: int | None = None) -> Replacement:
+        new = replace_(ffn, kind, num_features)
+        undo.callback(new.restore_)
+        return new
+
     if block.kind == "drop":
         mean = (rows.weight[:, None] * rows.y).sum(0) / rows.weight.sum()
-        return replace_(ffn, "drop").fill_(None, mean.to(dtype))
+        return put("drop").fill_(None, mean.to(dtype))
     if block.kind in FEATURES[1:]:
-        fm = make_map(ffn, block.kind, count, seed=seed)
+        fm = make_map(ffn, block.kind, count, seed=seed + ffn.index)
         if isinstance(fm, ProjectedURF):
             bias = ffn.up_bias()
             fm.calibrate(
                 rows.x[:4096].cpu().float(), ffn.up_weight().cpu().float(), None if bias is None else bias.cpu().float()
             )
-        new = replace_(ffn, fm.to(ffn.up_weight()))
+        new = put(fm.to(ffn.up_weight()))
     elif block.kind == "linear":
-        new = replace_(ffn, "linear")
+        new = put("linear")
     else:
         stats = rows.sums(lambda x: ffn.hidden(x.to(dtype)), ffn.width)
         gram, cross, _ = stats.centred()
         scaled = cross * rows.scale.double().cpu()
         order, _ = choose_atoms(gram, scaled, count, PENALTY * float(gram.diagonal().mean()))
-        new = replace_(ffn, "atoms", count).copy_rows_(order)
+        new = put("atoms", count).copy_rows_(order)
         _solve(new, stats.select(order))
         if not refine:
             return new
@@ -232,11 +286,11 @@ def _fit(ffn: FFN, block: BlockPlan, rows: Tokens, refine: int, seed: int) -> Re
 
 
 def _solve(new: Replacement, stats: RidgeStats) -> None:
+    bias = new.down.bias is not None
+    if not bias:  # all neurons of a block without biases: sums about 0 whose means are 0 have no intercept
+        stats.reshift_(torch.zeros_like(stats.shift)).sums[:, 0, 1:] = 0
     solution = stats.solve("gcv")
-    if new.down.bias is not None:
-        new.fill_(solution.weight, solution.bias)
-    else:  # all neurons of a block without biases
-        new.fill_(solution.weight, None)
+    new.fill_(solution.weight, solution.bias if bias else None)
 
 
 def _streams(model: Any, ffns: list[FFN], batches: list[Any]) -> dict[str, list[Tensor]]:
@@ -252,8 +306,8 @@ def _streams(model: Any, ffns: list[FFN], batches: list[Any]) -> dict[str, list[
     return found
 
 
-def _tokens(model: Any, ffn: FFN, batches: list[Any], streams: list[Tensor]) -> Tokens:
-    """The rows of a block in the model as it is now; the forward passes end there."""
+def _observed(model: Any, ffn: FFN, batches: list[Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """Inputs of a block and the stream that it adds to, without padding, for each batch; the passes end there."""
     inputs: list[Tensor] = []
     residuals: list[Tensor] = []
 
@@ -268,6 +322,12 @@ def _tokens(model: Any, ffn: FFN, batches: list[Any], streams: list[Tensor]) -> 
                 model(**place(batch, model))
             except _Seen:
                 continue
+    return inputs, residuals
+
+
+def _tokens(model: Any, ffn: FFN, batches: list[Any], streams: list[Tensor]) -> Tokens:
+    """The rows of a block in the model as it is now."""
+    inputs, residuals = _observed(model, ffn, batches)
     stream = torch.cat(streams).float()
     weight, scale = importance(ffn, stream)
     y = stream - torch.cat(residuals).float()
@@ -277,47 +337,30 @@ def _tokens(model: Any, ffn: FFN, batches: list[Any], streams: list[Tensor]) -> 
     return Tokens(torch.cat(inputs), y, weight, scale)
 
 
-def _divide(batches: Iterable[Any], max_tokens: int, plan: Plan) -> tuple[list[Any], list[Any]]:
-    """Batches to fit to and batches held out, or an error that says what is missing."""
+def _divide(
+    model: Any, ffns: list[FFN], batches: Iterable[Any], max_tokens: int
+) -> tuple[list[Any], list[Any], tuple[int, int]]:
+    """Batches to fit to and batches held out, and how many tokens each have."""
     used: list[Any] = []
-    count = 0
-    for batch in batches:
-        if not isinstance(batch, Mapping):
-            raise TypeError(f"a batch must be a dict of the model's inputs; got {type(batch).__name__}")
+    counts: list[int] = []
+    for batch in each(batches):
         used.append(batch)
-        count += int(_mask(batch).sum())
-        if count >= max_tokens:
+        counts.append(_count(model, ffns[0], batch))
+        if sum(counts) >= max_tokens:
             break
     if len(used) < 2:
         raise ValueError(f"at least two batches are needed, one of them held out; got {len(used)}")
-    held = used[HELD_OUT - 1 :: HELD_OUT] or used[-1:]
-    training = [batch for batch in used if not any(batch is h for h in held)]
-    tokens = _count(training)
-    most = max((block.num_features or 0 for block in plan.blocks), default=0)
-    if tokens <= most and not _images(used[0]):
-        raise ValueError(
-            f"{tokens} tokens are too few to fit {most} features; give at least {2 * most}, better {10 * most}"
-        )
-    return training, held
+    held = list(range(HELD_OUT - 1, len(used), HELD_OUT)) or [len(used) - 1]
+    training = [i for i in range(len(used)) if i not in held]
+    tokens = sum(counts[i] for i in training), sum(counts[i] for i in held)
+    return [used[i] for i in training], [used[i] for i in held], tokens
 
 
-def _images(batch: Mapping[str, Any]) -> bool:
-    return "pixel_values" in batch
-
-
-def _mask(batch: Mapping[str, Any]) -> Tensor:
-    """Which tokens of a batch count; for images one for each 16 x 16 pixels, as the model's patches are not known."""
-    if "attention_mask" in batch:
-        return batch["attention_mask"].bool()
-    if _images(batch):
-        n, _, height, width = batch["pixel_values"].shape
-        return torch.ones(n, max(1, height * width // 256), dtype=torch.bool)
-    tensor: Tensor = next(value for value in batch.values() if isinstance(value, Tensor))
-    return torch.ones(tensor.shape[:2], dtype=torch.bool)
-
-
-def _count(batches: list[Any]) -> int:
-    return sum(int(_mask(batch).sum()) for batch in batches)
+def _count(model: Any, ffn: FFN, batch: Mapping[str, Any]) -> int:
+    """Tokens that are not padding; without a mask, as for images, the model must be asked what it makes of a batch."""
+    if "attention_mask" in batch and "pixel_values" not in batch:
+        return int(batch["attention_mask"].bool().sum())
+    return len(_observed(model, ffn, [batch])[0][0])
 
 
 def _flat(x: Tensor, batch: Mapping[str, Any]) -> Tensor:

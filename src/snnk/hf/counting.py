@@ -1,8 +1,11 @@
-"""What a model takes: multiply-adds of a forward pass, tensors that are stored, those that are shared or left out."""
+"""What a model takes: multiply-adds and time of a forward pass, tensors that are stored, shared or left out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,6 +39,56 @@ def stored(model: nn.Module) -> dict[str, Tensor]:
         ['0.weight', '0.bias']
     """
     return {names[0]: tensor for names, tensor in by_storage(model)}
+
+
+def in_turns(
+    runs: Sequence[Callable[[], Any]], *, least: int = 3, most: int = 25, seconds: float = math.inf
+) -> tuple[list[float], int]:
+    """Seconds that each of these takes, in rounds in which they take turns in being first, and the number of rounds.
+
+    Of the first it is the median. Of another it is that over the median ratio of the two: those of one round met the
+    same load, which medians of each alone may not have, and a ratio of the figures is what was measured.
+
+    Args:
+        runs: called in turn; they must wait for an accelerator.
+        least, most: numbers of rounds, after one that warms up.
+        seconds: after which no further round is begun, once there are `least`.
+
+    Example:
+        >>> times, rounds = in_turns([lambda: sum(range(1000)), lambda: sum(range(10))], most=5)
+        >>> rounds, len(times), min(times) > 0
+        (5, 2, True)
+    """
+    times: list[list[float]] = [[] for _ in runs]
+    start = time.perf_counter()
+    for turn in range(-1, most):  # the first warms up
+        order = range(len(runs))
+        for i in order if turn % 2 else reversed(order):
+            began = time.perf_counter()
+            runs[i]()
+            if turn >= 0:
+                times[i].append(time.perf_counter() - began)
+        if turn + 1 >= least and time.perf_counter() - start > seconds:
+            break
+    first = statistics.median(times[0])
+    ratios = [statistics.median(b / a for a, b in zip(times[0], other, strict=True)) for other in times]
+    return [first * ratio for ratio in ratios], len(times[0])
+
+
+def positions(model: Any) -> int:
+    """The longest text, in tokens, that the model has positions for.
+
+    Example:
+        >>> from transformers import RobertaConfig, RobertaModel
+        >>> sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=64)
+        >>> positions(RobertaModel(RobertaConfig(vocab_size=9, **sizes)))
+        62
+    """
+    limit = getattr(model.config, "max_position_embeddings", None) or 2**31
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            limit = min(limit, module.num_embeddings - module.padding_idx - 1)  # RoBERTa counts from there
+    return int(limit)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ IMAGES = (".png", ".jpg", ".jpeg")
 FEWEST = 10  # inputs: one of ten is held out
 PARTS = 20  # batches to have at least, so that what is held out is no single batch
 MAX_TOKENS = 50_000
+MOST_UNKNOWN = 0.5  # of the tokens
 HEAD = 100  # rows by which columns of texts are told from others
 T = TypeVar("T")
 
@@ -110,6 +111,7 @@ def load_calibration(
             break
     rows = sorted((row for row in rows if row["input_ids"]), key=lambda row: len(row["input_ids"]))
     _enough(len(rows), path, "texts with tokens")
+    _known(rows, path, processor)
     batches = [pad_texts(part, processor) for part in _parts(rows, batch_size)]
     generator.shuffle(batches)
     return Calibration(batches, path.name, "texts", len(rows), column)
@@ -130,6 +132,22 @@ def _sample(items: Iterable[T], most: int, generator: random.Random) -> list[T]:
 def _enough(count: int, path: Path, what: str) -> None:
     if count < FEWEST:
         raise ValueError(f"{path} has {count} {what}; at least {FEWEST} are needed, of which one in ten is held out")
+
+
+def _known(rows: list[dict[str, list[int]]], path: Path, processor: Any) -> None:
+    """Refuse texts of another language or script than the tokenizer's, and a tokenizer without its vocabulary."""
+    unknown = processor.unk_token_id
+    names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id")
+    special = {getattr(processor, name, None) for name in names}
+    if unknown is None or unknown in special:  # of bytes, which know everything
+        return
+    tokens = [token for row in rows for token in row["input_ids"] if token not in special]
+    share = tokens.count(unknown) / max(len(tokens), 1)
+    if share > MOST_UNKNOWN:
+        raise ValueError(
+            f"{share:.0%} of the tokens of {path} are unknown to the tokenizer, which has {len(processor):,}; "
+            "give texts such as the model is used for, and check that the tokenizer's files are there"
+        )
 
 
 def _parts(items: list[T], batch_size: int) -> Iterator[list[T]]:

@@ -8,28 +8,35 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape, unescape
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from snnk.hf.plan import KEPT, evaluating, place
+from snnk.hf.counting import counting_mode, in_turns
+from snnk.hf.plan import KEPT, place
 
 FORMAT = "snnk.CompressReport/1"
 SECONDS = 4.0  # that latency is measured for, about
-ROUNDS = 3, 25  # at least and at most
 OLD, NEW, GREY = "#b9c0cb", "#1f6fb2", "#5b6472"
+FIGURES = (  # of agreement, in order of preference: one of each row is shown first of all
+    {"cosine": "mean cosine to the original", "Pearson": "correlation with the original"},
+    {
+        "same best": "same best class",
+        "rank agreement": "rank agreement",
+        "relative squared error": "squared error over variance",
+        "KL divergence": "KL divergence",
+    },
+)
 CARRIED = ("license", "license_name", "license_link", "language", "pipeline_tag")  # from the original's card
 
 
 def latency(
     original: Any, compressed: Any, batches: Sequence[Mapping[str, Tensor]], *, seconds: float = SECONDS
 ) -> dict[str, Any]:
-    """Median seconds of two models for the same batches, in rounds in which they take turns in being first.
+    """Seconds of two models for the same batches, in rounds in which they take turns in being first: see `in_turns`.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -39,24 +46,21 @@ def latency(
         (True, True)
     """
     chosen = batches[:: max(1, len(batches) // 4)][:4]
-    models = original, compressed
-    times: tuple[list[float], list[float]] = ([], [])
-    start = time.perf_counter()
-    with evaluating(original), evaluating(compressed), torch.inference_mode():
-        for turn in range(-1, ROUNDS[1]):  # the first warms up
-            for i in (0, 1) if turn % 2 else (1, 0):
-                began = time.perf_counter()
-                for batch in chosen:
-                    float(models[i](**place(batch, models[i]))[0].flatten()[0])  # waits for an accelerator
-                if turn >= 0:
-                    times[i].append(time.perf_counter() - began)
-            if turn + 1 >= ROUNDS[0] and time.perf_counter() - start > seconds:
-                break
+
+    def forward(model: Any) -> Callable[[], None]:
+        def run() -> None:
+            for batch in chosen:
+                float(model(**place(batch, model))[0].flatten()[0])  # waits for an accelerator
+
+        return run
+
+    with counting_mode(original), counting_mode(compressed), torch.inference_mode():
+        (before, after), rounds = in_turns([forward(original), forward(compressed)], seconds=seconds)
     return {
-        "original_seconds": statistics.median(times[0]),
-        "compressed_seconds": statistics.median(times[1]),
-        "speedup": statistics.median(a / b for a, b in zip(*times, strict=True)),  # a round's pair met the same load
-        "rounds": len(times[0]),
+        "original_seconds": before,
+        "compressed_seconds": after,
+        "speedup": before / after,
+        "rounds": rounds,
         "batches": len(chosen),
         "threads": torch.get_num_threads(),
     }
@@ -111,14 +115,18 @@ svg {{ width: 100%; height: auto }} h2 {{ margin-top: 1.8em; font-size: 1.15em }
 
 def headline(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(what, figure) of the first row: size, speed, agreement."""
-    size, speed, agreed = report["bytes"], report["latency"], report["agreement"]
+    size, speed = report["bytes"], report["latency"]
     found = [
         ("stored", f"{size['original'] / 1e6:.1f} &rarr; {size['compressed'] / 1e6:.1f} MB"),
         (f"as fast, {speed['threads']} thread(s)", f"{speed['speedup']:.2f} &times;"),
-        ("mean cosine to the original", f"{agreed['cosine']:.4f}"),
     ]
-    rest = {"same best": "same best class", "rank agreement": "rank agreement", "KL divergence": "KL divergence"}
-    return found + [(what, f"{agreed[key]:.4f}") for key, what in rest.items() if key in agreed][:1]
+    agreed = report["agreement"]
+    first = {figure.rpartition(": ")[2]: figure for figure in reversed(agreed)}  # of several outputs
+    for row in FIGURES:
+        name = next((name for name in row if name in first), None)
+        if name is not None:
+            found.append((first[name].removesuffix(name) + row[name], f"{agreed[first[name]]:.4f}"))
+    return found
 
 
 def bars(
@@ -169,9 +177,9 @@ def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
     library = "sentence-transformers" if report["sentence_transformers"] else "transformers"
     front = {"base_model": report["base_model"], "library_name": library, "tags": ["snnk", "compressed"]}
     yaml = [f"{key}: {json.dumps(value)}" for key, value in front.items()] + card  # JSON is YAML
-    figures = [f"| {what} | {unescape(value)} |" for what, value in headline(report)]
+    figures = [f"| {_cell(what)} | {unescape(value)} |" for what, value in headline(report)]
     blocks = [
-        f"| {b['name']} | {_what(b)} | {b['parameters_before']:,} | {b['parameters']:,} | {_error(b)} |"
+        f"| {_cell(b['name'])} | {_cell(_what(b))} | {b['parameters_before']:,} | {b['parameters']:,} | {_error(b)} |"
         for b in report["report"]["blocks"]
     ]
     load = (
@@ -186,9 +194,9 @@ def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
 {lines(yaml)}
 ---
 
-# {report["base_model"]}, compressed
+# {_cell(report["base_model"])}, compressed
 
-{_sentence(report)}
+{_cell(_sentence(report))}
 
 | measured | |
 |---|---|
@@ -213,8 +221,9 @@ An error is squared, over the variance of what the block is to add.
 
 ## Calibration data and measured loss
 
-Fitted to {_calibration(report)}. On {report["report"]["held_out_tokens"]:,} held-out tokens of the same data, against
-the original: {agreed}. Measure the loss on your own task before you rely on it.
+Fitted to {_cell(_calibration(report))}. On {report["report"]["held_out_tokens"]:,} held-out tokens of the same data,
+against the original: {_cell(agreed)}. Compared: {_cell(report["compared"])}. Measure the loss on your own task before
+you rely on it.
 
 report.html has pictures, report.json all figures, plan.json the plan.
 """
@@ -253,7 +262,7 @@ def _whole(report: Mapping[str, Any]) -> list[tuple[str, float, str]]:
         ("stored bytes", size["original"], size["compressed"]),
         ("parameters", done["model_parameters_before"], done["model_parameters"]),
         ("multiply-adds of blocks", work, left),
-        ("latency", speed["original_seconds"], speed["original_seconds"] / speed["speedup"]),
+        ("latency", speed["original_seconds"], speed["compressed_seconds"]),
     ]
     return [(name, b / a, f"{b / a:.3f}") for name, a, b in pairs]
 
@@ -262,7 +271,7 @@ def _row(done: Mapping[str, Any], planned: Mapping[str, Any]) -> str:
     work = planned["multiply_adds_before"] if done["refused"] else planned["multiply_adds"]
     predicted = "" if planned["predicted_error"] is None else f"{planned['predicted_error']:.4f}"
     numbers = [done["parameters_before"], done["parameters"], planned["multiply_adds_before"], work]
-    cells = [escape(done["name"]), _what(done), *(f"{n:,}" for n in numbers), predicted, _error(done)]
+    cells = [escape(done["name"]), escape(_what(done)), *(f"{n:,}" for n in numbers), predicted, _error(done)]
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in [*cells, f"{done['seconds']:.1f}"]) + "</tr>\n"
 
 
@@ -278,14 +287,20 @@ def _error(block: Mapping[str, Any]) -> str:
     return "-" if block["error"] is None else f"{block['error']:.4f}"
 
 
+def _cell(text: str) -> str:
+    """Text of a user or a plan as Markdown that stays in its cell or line, and has no HTML."""
+    return escape(" ".join(text.split()), quote=False).replace("|", "\\|").replace("`", "\\`")
+
+
 def _facts(report: Mapping[str, Any]) -> dict[str, str]:
     speed = report["latency"]
     return {
         "calibration": f"{_calibration(report)}, {report['report']['tokens']:,} tokens to fit to, "
         f"{report['report']['held_out_tokens']:,} held out",
         "agreement, held out": ", ".join(f"{name} {value:.4f}" for name, value in report["agreement"].items()),
+        "compared": report["compared"],
         "latency": f"{speed['original_seconds']:.4f} s before, {speed['compressed_seconds']:.4f} s after, for "
-        f"{speed['batches']} batches; median of {speed['rounds']} rounds in turns",
+        f"{speed['batches']} batches; median of {speed['rounds']} rounds in turns, the second by the median ratio",
         "settings": ", ".join(f"{key} {value}" for key, value in report["settings"].items() if value is not None),
         "versions": ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
         "time": f"{report['report']['seconds']:.0f} s",
