@@ -221,8 +221,13 @@ def test_bad_calibration(batches):
         fit_projections_(adapter(), batches)
     with pytest.raises(ValueError, match="did you mean 'pca'"):
         fit_projections_(Two(), batches, method="pcaa")
-    with pytest.raises(ValueError, match="saw 0 tokens"):
+    with pytest.raises(ValueError, match="are there batches"):
         fit_projections_(Two(), [])
+    with pytest.raises(ValueError, match=r"more tokens than features are needed; seen by adapters\.0 \(2\)"):
+        fit_projections_(Two(), [{"x": batches[0]["x"][0, :2]}])
+    trained = Two(init_weights=False)
+    with pytest.raises(ValueError, match=r"wrong for the trained matrix of adapters\.0, adapters\.1"):
+        fit_projections_(trained, batches)
     with pytest.raises(ValueError, match="more features than directions"):
         fit_projections_(SNNKAdapter(4, 6, Directions(4, 6)), batches)
     frozen = Two().requires_grad_(False)

@@ -96,6 +96,11 @@ class SNNKAdapter(nn.Module):
             if getattr(self, name) is not None:
                 getattr(self, name).copy_(column)
 
+    @property
+    def starts_as_identity(self) -> bool:
+        """Whether it adds nothing to any input, as before training."""
+        return not any(p.any() for p in (self.weight if self.gate is None else self.gate, self.bias) if p is not None)
+
     def delta(self, x: Tensor) -> Tensor:
         """What the adapter adds to its input: (*, dim) -> (*, dim)."""
         # features may be in a wider dtype than A, which is what a frozen model in bfloat16 trains with
@@ -209,10 +214,17 @@ def fit_projections_(
         model.train(training)
         if gradients:
             model.zero_grad(set_to_none=True)
-    for name, adapter in adapters.items():
+    if not any(moments.count for moments in found.values()):
+        raise ValueError(f"no adapter was run: {', '.join(adapters)}; are there batches, and are the adapters active?")
+    seen = {name: adapter for name, adapter in adapters.items() if found[name].count}  # others are not active in PEFT
+    few = [f"{name} ({found[name].count})" for name, a in seen.items() if found[name].count <= a.num_features]
+    if few:
+        raise ValueError(f"more tokens than features are needed; seen by {', '.join(few)}")
+    trained = [name for name, a in seen.items() if not a.starts_as_identity]
+    if trained:
+        raise ValueError(f"new directions would be wrong for the trained matrix of {', '.join(trained)}")
+    for name, adapter in seen.items():
         moments = found[name]
-        if moments.count <= adapter.num_features:
-            raise ValueError(f"{name} saw {moments.count} tokens; more than {adapter.num_features} are needed")
         rows = fit(moments, adapter.num_features)
         spread = torch.einsum("md,de,me->m", rows, moments.covariance(), rows).clamp_min(0).sqrt()
         rows = rows / spread.clamp_min(1e-6 * spread.max().clamp_min(1e-30))[:, None]

@@ -258,6 +258,8 @@ def _logits(z: Tensor, y: Tensor, task: str, *, offsets: bool) -> tuple[float, T
     """t >= 0, c (k,) and the loss of logits t z + c, c = 0 without offsets: a convex problem in k + 1 numbers."""
     mean = z.mean(0) if offsets else torch.zeros_like(z[0])
     z = z - mean
+    size = z.square().mean().sqrt().clamp_min(1e-30)  # so that t is of the order of 1, whatever lam is
+    z = z / size
     t = torch.ones((), dtype=z.dtype, requires_grad=True)
     c = torch.zeros(z.shape[1], dtype=z.dtype, requires_grad=offsets)
     loss = F.cross_entropy if task == TASKS[1] else F.binary_cross_entropy_with_logits
@@ -277,4 +279,4 @@ def _logits(z: Tensor, y: Tensor, task: str, *, offsets: bool) -> tuple[float, T
             optimizer = torch.optim.LBFGS([c], max_iter=200, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
             optimizer.step(closure)
     with torch.no_grad():
-        return float(t), c - t * mean, float(loss(t * z + c, y))
+        return float(t / size), c - t / size * mean, float(loss(t * z + c, y))
