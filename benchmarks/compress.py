@@ -284,6 +284,8 @@ def main() -> int:
     parser.add_argument("--calibration", choices=["STS-B", "SST-2"], default="STS-B")
     parser.add_argument("--keeps", default="0.25,0.5,0.125")
     parser.add_argument("--threads", type=int, default=2, help="for all but the latency, which has one")
+    parser.add_argument("--rounds", type=int, default=15, help="of the latency")
+    parser.add_argument("--no-int8", action="store_true", help="leave int8 and onnxruntime out")
     parser.add_argument("--only", default="", help="contenders whose name starts so")
     parser.add_argument("--skip", default="-", help="none whose name starts so")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/compress.json"))
@@ -292,7 +294,7 @@ def main() -> int:
         parser.error("name --model and --data, or --quick for a model made here")
     keeps = tuple(float(k) for k in args.keeps.split(","))
     name = args.model.name if args.model else "quick"
-    config = Config(name, args.calibration, keeps=keeps, threads=args.threads)
+    config = Config(name, args.calibration, keeps=keeps, rounds=args.rounds, threads=args.threads)
     if args.quick:
         config = Config("quick", rounds=2, keeps=(0.5,))
     torch.set_num_threads(config.threads)
@@ -340,7 +342,7 @@ def main() -> int:
         row = measure(name, keep, torch_forward(model), numbers, mb, spent)
         if name == "snnk" and config.model == "minilm" and config.calibration == "STS-B" and keep in TARGETS:
             missed |= row["spearman"] < TARGETS[keep][0] or row["cosine"] < TARGETS[keep][1]
-        if small:
+        if small and not args.no_int8:
             with tempfile.TemporaryDirectory() as folder:
                 packed = int8(copy.deepcopy(model))
                 measure(f"{name} + int8 (torch)", keep, torch_forward(packed), numbers, size_of(packed)[1], spent)
