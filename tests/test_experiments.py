@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -220,3 +222,10 @@ def test_trainable_parameters(tmp_path):
     assert rows["SNNK pooler and classifier, merged"] == 512 * 2 + 2
     holds = {c["paper"]: c["holds"] for c in trainable_parameters.claims(results)}
     assert [claim for claim, held in holds.items() if not held] == ["BERT, pooler and classifier: 0.059 M"]
+
+
+def test_the_page_of_the_project_is_what_its_rows_say(tmp_path):
+    folder = Path(__file__).parent.parent / "docs" / "results"
+    shutil.copytree(folder, tmp_path / "results")
+    (tmp_path / "results" / "README.md").unlink()
+    assert write_page(tmp_path / "results").read_text() == (folder / "README.md").read_text()
