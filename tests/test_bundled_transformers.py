@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from snnk.experiments import EXPERIMENTS
+from snnk.experiments import EXPERIMENTS, records
 from snnk.experiments import bundled_transformers as experiment
-from snnk.experiments import records
 from snnk.experiments.records import Results
 
 D, M = 768, 8
