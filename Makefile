@@ -13,6 +13,7 @@ demo: $(READY)
 # a process a core, and one thread each: more threads than cores are far slower
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/snnk reproduce --all --quick --out "$$(mktemp -d)"
 
 lint: $(READY)
 	$(BIN)/ruff check .
