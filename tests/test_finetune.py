@@ -21,6 +21,7 @@ from snnk.finetune import (
     Data,
     FinetuneConfig,
     MeanPooled,
+    Method,
     Settings,
     encode_texts,
     evaluate,
@@ -29,6 +30,8 @@ from snnk.finetune import (
     mean_pooling_,
     train,
 )
+from snnk.finetune.methods import snnk_adapter
+from snnk.peft import SNNKLayer
 
 DIM = 16
 TINY = {
@@ -139,6 +142,9 @@ def test_every_method_trains_what_it_says_and_comes_back(root, tmp_path, method,
     if method in TRAINED:
         assert found["parameters"]["trained"] == TRAINED[method]
     assert (tmp_path / "this folder" / "adapter_model.safetensors").exists() == (method in ADAPTERS)
+    if method in ADAPTERS:
+        saved = json.loads((tmp_path / "this folder" / "adapter_config.json").read_text())["modules_to_save"]
+        assert "classifier" in saved and len(saved) == len(set(saved))
     assert {path.name for path in tmp_path.iterdir()} == {"this folder"}  # no checkpoint, nothing temporary
 
     base = transformers.BertModel.from_pretrained(root / "bert").state_dict()
@@ -164,6 +170,10 @@ def test_every_method_trains_what_it_says_and_comes_back(root, tmp_path, method,
     assert f"{found['scores']['test']['accuracy']:.4f}" in card and 'base_model: "bert"' in card
     kept = found["training"]["epochs"][found["training"]["best"]]
     assert found["scores"]["validation"]["loss"] == pytest.approx(kept["loss"], rel=1e-2)  # merged: rounding
+    assert (found["finish"] is not None) == (method in ("snnk-pooler", "uptrain"))
+    if found["finish"] is not None:
+        assert found["finish"]["validation_before"]["loss"] == pytest.approx(kept["loss"], rel=1e-5)
+        assert found["finish"]["validation_after"] == found["scores"]["validation"]
 
 
 def test_figures_are_of_the_model_that_is_saved(root, tmp_path):
@@ -288,6 +298,39 @@ def test_a_decoder_whose_tokenizer_has_no_padding(root, tmp_path):
     model, tokenizer = load(tmp_path / "out")
     ids = tokenizer("w1 w2 w3", return_tensors="pt")
     assert torch.equal(model(**ids).logits, done.model(**ids).logits)
+
+
+def test_a_model_that_was_saved_in_bfloat16_comes_back_as_it_was_trained(root, tmp_path):
+    torch.manual_seed(0)
+    transformers.BertModel(transformers.BertConfig(**TINY)).bfloat16().save_pretrained(tmp_path / "half")
+    make_tokenizer().save_pretrained(tmp_path / "half")
+    config = make_config(root, tmp_path / "out", method="snnk-relu", max_steps=2)
+    done = finetune(replace(config, model=str(tmp_path / "half")))
+    model, _ = load(tmp_path / "out")
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert torch.equal(outputs(model), outputs(done.model))
+
+
+def test_a_variant_of_a_method(root, tmp_path):
+    config = make_config(root, tmp_path / "out", method="snnk-relu", features=4, max_steps=1)
+    variant = Method("one adapter a layer", wrap=snnk_adapter(feature_map="relu", placement="pfeiffer"))
+    found = finetune(config, method=variant).metrics
+    assert found["summary"] == "one adapter a layer" and found["method"] == "snnk-relu"
+    assert found["parameters"]["trained"] == 2 * (DIM * 4 + DIM) + HEAD
+    assert found["settings"]["learning_rate"] == 1e-3
+
+
+def test_a_bottleneck_wider_than_the_model(root, tmp_path):
+    done = finetune(make_config(root, tmp_path / "out", method="houlsby", features=20, max_steps=2))
+    assert done.metrics["parameters"]["trained"] == 4 * (DIM * 20 + DIM + 20 * (DIM + 1)) + HEAD
+    assert torch.equal(outputs(load(tmp_path / "out")[0]), outputs(done.model))
+
+
+def test_the_papers_relu_adapters_have_gaussian_rows(root, tmp_path):
+    done = finetune(make_config(root, tmp_path / "out", method="snnk-relu", features=4, max_steps=1))
+    layer = next(m for m in done.model.modules() if isinstance(m, SNNKLayer))
+    norms = layer.snnk_adapter["default"].feature_map.projection.norm(dim=1)
+    assert norms.std() > 0.01 * norms.mean()  # orthogonal rows are of one length
 
 
 class Stop(Exception):
@@ -515,12 +558,19 @@ def test_bad_input_to_train(data):
         ({"text": "body"}, r"no column 'body' in .*; its columns are sentence, label"),
         ({"text_pair": "other"}, r"no column 'other'"),
         ({"label": "score"}, r"no column 'score'"),
-        ({"train": "{root}/empty.tsv"}, "is empty"),
+        ({"train": "{root}/empty.tsv"}, "is empty: it has no rows"),
+        ({"train": "{root}/empty.tsv", "text": None}, "is empty: it has no rows"),
+        ({"train": "{root}/nothing.csv", "text": None}, "is empty: it has no rows"),
+        ({"train": "{root}/nothing.jsonl"}, "is empty: it has no rows"),
+        ({"method": "uptrain", "layers": "1,x"}, "layers must be 'all', 'top-6' or numbers .* got '1,x'"),
+        ({"method": "uptrain", "layers": "top-"}, "layers must be .* got 'top-'"),
+        ({"method": "snnk", "features": 17}, "at most 16 directions there; got num_features=17"),
+        ({"method": "snnk-tuned", "features": 17}, "more features than directions"),
         ({"train": "{root}/one.tsv"}, "all labels of .* are 'a'"),
         ({"train": "{root}/none.tsv"}, "no file"),
         ({"test": "{root}/one.tsv"}, "not in the training data: no, yes"),
         ({"validation_share": 0.01}, "4 of each are needed"),
-        ({"model": "{root}/none"}, "has no a? ?tokenizer"),
+        ({"model": "{root}/none"}, "none has no tokenizer that can be loaded"),
         ({"model": "{root}/t5"}, "cannot be loaded as a classifier"),
         ({"out": "{root}/bert"}, "exists already"),
         ({"out": "{root}/train.tsv/x"}, "cannot be made"),
@@ -528,6 +578,8 @@ def test_bad_input_to_train(data):
 )
 def test_bad_options(root, tmp_path, options, message):
     (root / "empty.tsv").write_text("sentence\tlabel\n")
+    (root / "nothing.csv").touch()
+    (root / "nothing.jsonl").touch()
     write(root / "one.tsv", make_rows()[0], ["a"] * 160)
     if "t5" in str(options) and not (root / "t5").exists():
         config = transformers.MarianConfig(d_model=8, vocab_size=43, pad_token_id=0, decoder_start_token_id=0)

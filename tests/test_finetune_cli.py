@@ -41,11 +41,28 @@ def test_options_reach_the_run(root, tmp_path, capsys):
         run(root, "--out", tmp_path / "out")
 
 
+def test_decimal_labels_can_be_classes(root, tmp_path, capsys):
+    texts, labels = make_rows()
+    file = write(tmp_path / "train.tsv", texts, [f"{label}.0" for label in labels])
+    for option, told in (([], "regression"), (["--classification"], "2 classes"), (["--regression"], "regression")):
+        out = tmp_path / f"out{option}"
+        run(root, "--out", out, "--train", file, "--method", "linear-probe", "--max-steps", 1, *option)
+        assert told in capsys.readouterr().out
+    assert load(tmp_path / "out['--classification']")[0].config.id2label == {0: "0.0", 1: "1.0"}
+
+
+def test_the_help_shows_how_hub_names_are_written(root, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    run(root, "--help")
+    assert "name[:config][@split]." in capsys.readouterr().out
+
+
 def test_bad_options_end_before_work(root, tmp_path):
     for options, message in (
         (["--method", "lorra"], "did you mean 'lora'"),
         (["--label", "score"], "its columns are sentence, label"),
         (["--task", "cola"], "give either train"),
+        (["--regression", "--classification"], "exclude each other"),
         (["--learning-rate", -1], "learning_rate must be a positive number"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -64,7 +64,7 @@ def test_bad_files(tmp_path, name, content, message):
 
 
 def test_what_is_no_file_is_a_hub_name(monkeypatch):
-    with pytest.raises(FileNotFoundError, match=r"no file none\.tsv"):
+    with pytest.raises(FileNotFoundError, match=r"no file none\.tsv; expected .*\.parquet"):
         read_columns("none.tsv")
     with pytest.raises(FileNotFoundError, match="no file a/b/c"):
         read_columns("a/b/c")
@@ -191,6 +191,10 @@ def test_glue_files(tmp_path, task):
     assert set(row.metrics) <= set(METRICS)
     with pytest.raises(FileNotFoundError, match=rf"no train.tsv or train.tsv.gz of {row.folder}"):
         glue_files(task, Path(tmp_path / "none"))
+
+
+def test_the_paper_reports_spearman_first():
+    assert GLUE["stsb"].metrics == ("spearman", "pearson")  # the first chooses the epoch
 
 
 def test_unknown_task():

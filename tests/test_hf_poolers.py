@@ -135,6 +135,22 @@ def test_starts_from_psi_of_the_pretrained_pooler():
     assert torch.equal(model.bert.pooler.dense(x), wanted(x))
 
 
+@pytest.mark.parametrize(
+    ("normalize", "x_norm", "w_norm"),
+    [("dim", D**0.25, 3**-0.5 * D**-0.25), ("none", D**0.5, 3**-0.5), (None, D**0.5, 3**-0.5), ("unit", 1.0, 1.0)],
+)
+def test_the_norms_that_a_map_is_made_for(normalize, x_norm, w_norm):
+    """Of inputs behind a LayerNorm, sqrt(d), and of weights as torch draws them, both over d^(1/4) for "dim"."""
+    options = {} if normalize == "dim" else {"normalize": normalize}  # the default
+    found = replace_pooler_(make("bert"), 64, init="random", **options).dense.inner.feature_map
+    wanted = snnk.URF(
+        D, 64, "cos", normalize=normalize or "none", x_norm=x_norm, w_norm=w_norm, on_error="ignore", seed=0
+    )
+    assert found.normalize == wanted.normalize and found.norms == pytest.approx((x_norm, w_norm))
+    x = torch.randn(4, D, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(found(x), wanted(x))
+
+
 def test_random_knows_nothing_of_the_pretrained_pooler():
     weights = []
     for noise in (0.0, 1.0):

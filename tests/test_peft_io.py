@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ import torch
 import transformers as hf
 from peft import AutoPeftModelForSequenceClassification, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from test_hf_architectures import ROWS, D, make, output, perturb_
+from test_hf_architectures import ROWS, D, inputs, make, output, perturb_
 from test_peft import adapted, layers_of, maps, train_
 
+from snnk.adapters import fit_projections_
 from snnk.peft import SNNKConfig, SNNKLayer
 from snnk.peft.config import checksum
 
@@ -208,6 +210,51 @@ def test_seed_only_files_are_verified(tmp_path):
     refused(tmp_path, "GiB; at most")
     edit(tmp_path, feature_pattern={}, feature_map="os.system")
     refused(tmp_path, "unknown feature map 'os.system'")
+
+
+def test_seed_only_files_without_checksums_are_refused(tmp_path):
+    """By PEFT and by transformers, which reads the configuration in another way."""
+    model = seed_only(tmp_path)
+    edit(tmp_path, projection_checksums=None, projection_seed=1)
+    refused(tmp_path, "no projection_checksums to verify those that projection_seed=1 draws")
+    base = make("bert")
+    before = output(base, "bert")
+    with pytest.raises(ValueError, match="no projection_checksums"):
+        base.load_adapter(str(tmp_path))
+    assert torch.equal(output(base, "bert"), before)
+    assert not any(isinstance(m, SNNKLayer) for m in base.modules())
+    # no file of weights, no refusal: these are settings
+    fresh = SNNKConfig(num_features=4, save_projection=False)
+    fresh.save_pretrained(tmp_path / "settings")
+    for config in (SNNKConfig.from_pretrained(tmp_path / "settings"), replace(fresh, num_features=6)):
+        get_peft_model(make("bert"), config)
+    model.save_pretrained(tmp_path)
+    loaded = make("bert")
+    loaded.load_adapter(str(tmp_path))
+    assert torch.equal(output(loaded, "bert"), output(model, "bert"))
+
+
+def test_the_kind_of_rows_is_kept(tmp_path):
+    model = seed_only(tmp_path, rows="iid")
+    norms = next(iter(maps(model).values())).projection.norm(dim=1)
+    orthogonal = next(iter(maps(adapted(trained=False)).values())).projection.norm(dim=1)
+    assert norms.std() > 0.01 * norms.mean() and orthogonal.std() < 1e-5 * orthogonal.mean()
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["rows"] == "iid"
+    loaded = PeftModel.from_pretrained(make("bert"), tmp_path)
+    assert torch.equal(output(loaded, "bert"), output(model, "bert"))
+    edit(tmp_path, rows="orthogonal")
+    refused(tmp_path, "checksum")
+    edit(tmp_path, rows="os.system")
+    refused(tmp_path, "unknown rows 'os.system'")
+
+
+def test_directions_that_were_never_fitted_are_told(tmp_path):
+    model = adapted(trained=False, projection="pca", feature_map="gelu")
+    with pytest.warns(UserWarning, match=r"projection='pca' was never fitted.*fit_projections_"):
+        model.save_pretrained(tmp_path / "never")
+    fit_projections_(model, [inputs("bert")])
+    model.save_pretrained(tmp_path / "fitted")
+    adapted(trained=False, projection="pca", train_projection=True).save_pretrained(tmp_path / "trained")
 
 
 def test_changed_projections_are_not_left_out(tmp_path):

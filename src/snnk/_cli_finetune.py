@@ -29,7 +29,7 @@ def finetune_command(
         str | None,
         typer.Option(
             help="Labelled data: .tsv, .csv, .jsonl, .parquet (also .gz), a folder of images with one subfolder a "
-            "class, or a hub name[:config][@split]."
+            "class, or a hub name[:config]\\[@split]."
         ),
     ] = None,
     validation: Annotated[str | None, typer.Option(help="As --train; without it a part of train is cut off.")] = None,
@@ -46,15 +46,19 @@ def finetune_command(
     ] = None,
     pooling: Annotated[str, typer.Option(help="model, or mean (of all tokens, for sentence encoders).")] = "model",
     classifier_start: Annotated[str, typer.Option(help="closed-form or random.")] = "closed-form",
+    # two flags, as a column for the second name would leave the help no room
     regression: Annotated[
         bool, typer.Option("--regression", help="Labels are numbers; else told from decimal points.")
+    ] = False,
+    classification: Annotated[
+        bool, typer.Option("--classification", help="Labels are classes, also 0.0 and 1.0.")
     ] = False,
     learning_rate: Annotated[float | None, typer.Option(help="These four: the paper's for the method.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Of all processes together.")] = None,
     epochs: Annotated[int | None, typer.Option(help="At most.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Of the optimizer.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Instead of epochs.")] = None,
-    max_length: Annotated[int, typer.Option(help="Tokens of one text or pair.")] = 128,
+    max_length: Annotated[int, typer.Option(help="Tokens of one text or pair, at most what the model takes.")] = 128,
     patience: Annotated[int | None, typer.Option(help="Epochs without improvement before it stops.")] = None,
     validation_share: Annotated[float, typer.Option(help="Part of train that is cut off.")] = 0.1,
     limit_train: Annotated[int | None, typer.Option(help="Take so many rows of train only.")] = None,
@@ -64,6 +68,9 @@ def finetune_command(
 ) -> None:
     """Fine-tune a text or image classifier by adapters, poolers or the usual ways; also under torchrun."""
     options = dict(locals())
+    del options["classification"]
+    if regression and classification:
+        raise ValueError("--regression and --classification exclude each other; give one")
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"this command needs {', '.join(missing)}; install it with: pip install 'snnk[cli,peft]'")
@@ -71,7 +78,9 @@ def finetune_command(
         raise FileExistsError(f"--out {out} exists already; name a folder that does not")  # before seconds of imports
     from snnk.finetune import FinetuneConfig, finetune
 
-    config = FinetuneConfig(**{**options, "out": str(out), "regression": regression or None})
+    config = FinetuneConfig(
+        **{**options, "out": str(out), "regression": regression if regression or classification else None}
+    )
     console = Console()
     first = os.environ.get("RANK", "0") == "0"  # of a torchrun cluster, only one talks
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from snnk import _checks
 from snnk.finetune.loop import Settings
-from snnk.finetune.methods import METHODS
+from snnk.finetune.methods import METHODS, parse_layers
 from snnk.finetune.pooling import POOLING
 
 STARTS = ("closed-form", "random")
@@ -24,12 +24,12 @@ class FinetuneConfig:
             one subfolder a class. Without `validation`, `validation_share` of train is cut off for it.
         text, text_pair, label: names of columns; the first of strings, none, and "label".
         task, data_dir: a GLUE task and the folder of its files, instead of the above; its dev file is the test.
-        regression: labels are numbers; else that is told from how they are written.
+        regression: labels are numbers, or with False classes; else that is told from how they are written.
         pooling: "model", or "mean" of all tokens, for encoders whose pooler was never trained.
         features: features, adapter size or rank.
         layers: of `uptrain`, which feed-forward blocks: "all", "top-6" or "3,4,5"; else the upper half.
         classifier_start: "closed-form" on the frozen features, or "random".
-        max_length: tokens of one row.
+        max_length: tokens of one row, at most what tokenizer and model take.
         limit_train: use so many rows only, drawn at random.
         resume: go on from the checkpoint of a run that was stopped.
         learning_rate ... seed: see `Settings`.
@@ -82,6 +82,8 @@ class FinetuneConfig:
             raise ValueError(f"method {self.method!r} has no features to choose a number of; leave it out")
         if self.layers is not None and self.method != "uptrain":
             raise ValueError(f"layers are chosen for method 'uptrain' only; got {self.layers!r} for {self.method!r}")
+        if self.layers is not None:
+            parse_layers(self.layers)
         if method.own_pooler and self.pooling != "model":
             raise ValueError(f"method {self.method!r} replaces the model's own pooler: use it with pooling 'model'")
         self.settings(images=False, large=False)

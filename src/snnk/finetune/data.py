@@ -48,7 +48,7 @@ GLUE = {
     "cola": Task("CoLA", "sentence", None, "label", ("mcc", "accuracy"), ("source", "label", "star", "sentence")),
     "sst2": Task("SST-2", "sentence", None, "label", large=True),
     "mrpc": Task("MRPC", "#1 String", "#2 String", "Quality", ("f1", "accuracy")),
-    "stsb": Task("STS-B", "sentence1", "sentence2", "score", ("pearson", "spearman")),
+    "stsb": Task("STS-B", "sentence1", "sentence2", "score", ("spearman", "pearson")),  # the paper's first
     "qqp": Task("QQP", "question1", "question2", "is_duplicate", ("f1", "accuracy"), large=True),
     "mnli": Task("MNLI", "sentence1", "sentence2", "gold_label", dev="dev_matched", large=True),
     "qnli": Task("QNLI", "question", "sentence", "label", large=True),
@@ -139,7 +139,7 @@ def read_columns(source: str | Path, columns: Sequence[str] | None = None) -> di
     if not path.is_file():
         if path.exists() or path.suffix.removesuffix(".gz") or len(path.parts) > 2:
             raise FileNotFoundError(
-                f"no file {source}; expected {', '.join(READERS)}, a folder of images, or a hub name"
+                f"no file {source}; expected {', '.join(FORMATS)}, a folder of images, or a hub name"
             )
         return _hub(str(source))
     zipped = path.suffix == ".gz"
@@ -150,7 +150,7 @@ def read_columns(source: str | Path, columns: Sequence[str] | None = None) -> di
         return {name: [v for batch in batches for v in batch.column(name).to_pylist()] for name in found.names}
     read = READERS.get(kind.lower())
     if read is None:
-        raise ValueError(f"{path} is none of {', '.join([*READERS, '.parquet'])}, plain or .gz; convert it to one")
+        raise ValueError(f"{path} is none of {', '.join(FORMATS)}, plain or .gz; convert it to one")
     try:
         options: Any = {"mode": "rt", "encoding": "utf-8-sig", "newline": ""}
         with gzip.open(path, **options) if zipped else path.open(**options) as file:
@@ -195,6 +195,7 @@ READERS: dict[str, Callable[[Iterable[str], Path, Sequence[str] | None], dict[st
     ".jsonl": _jsonl,
     ".ndjson": _jsonl,
 }
+FORMATS = (*READERS, ".parquet")
 
 
 def _hub(source: str) -> dict[str, list[Any]]:
@@ -213,15 +214,20 @@ def _hub(source: str) -> dict[str, list[Any]]:
 
 def column_of(columns: Mapping[str, list[Any]], name: str, source: Any) -> list[Any]:
     """A column, or an error that shows those there are."""
+    _has_rows(columns, source)
     if name not in columns:
         raise ValueError(f"no column {name!r} in {source}; its columns are {', '.join(columns) or 'none'}")
-    if not columns[name]:
-        raise ValueError(f"{source} is empty: it has no rows")
     return columns[name]
+
+
+def _has_rows(columns: Mapping[str, list[Any]], source: Any) -> None:
+    if not any(columns.values()):
+        raise ValueError(f"{source} is empty: it has no rows")
 
 
 def text_column(columns: Mapping[str, list[Any]], label: str, source: Any) -> str:
     """The first column of strings that are no numbers, as users mean when they name none."""
+    _has_rows(columns, source)
     for name, values in columns.items():
         if name != label and any(isinstance(v, str) and _as_number(v) is None for v in values[:100]):
             return name

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -122,7 +123,7 @@ def train(
         data, validation: tokenised rows with labels; without validation the last weights stay.
         settings: how.
         metrics: names in METRICS; the first chooses the best epoch, and the loss decides between equals.
-        checkpoint: a file, written after each epoch and when the run is interrupted, deleted by nobody.
+        checkpoint: a file, written after each epoch and when the run is interrupted, deleted by nobody. Not under FSDP.
         resume: go on from the checkpoint, if there is one.
         key: tells runs apart: a checkpoint of another key is refused.
         progress: called with step, steps in all, loss, and the last scores.
@@ -146,6 +147,8 @@ def train(
     accelerator = make_accelerator(settings.bf16)
     distributed = str(accelerator.distributed_type.value)
     sharded = distributed == "FSDP"
+    if sharded:
+        _tell_no_checkpoint(checkpoint, resume, accelerator.is_main_process)
     plain = copy.deepcopy(model) if sharded else model
     with _seeded(settings.seed):
         run = _Run(accelerator, model, data, validation, settings, metrics, None if sharded else checkpoint, key)
@@ -370,6 +373,16 @@ def peak_memory() -> int:
     except ImportError:  # of Unix only
         return 0
     return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
+
+
+def _tell_no_checkpoint(checkpoint: Path | None, resume: bool, main: bool) -> None:
+    """Under FSDP no process has all weights, and no checkpoint is written."""
+    if resume:
+        raise ValueError(
+            "resume does not work under FSDP, which writes no checkpoint: start anew, or use plain torchrun"
+        )
+    if checkpoint is not None and main:
+        warnings.warn("no checkpoint is written under FSDP: a run that is stopped cannot go on", stacklevel=3)
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,12 +1,14 @@
 """Ways to fine-tune, one row each: what is changed in the model, what is trained, and with which hyperparameters.
 
-Those of the paper's methods are the paper's (appendix "Hyperparameters"). Where it gives none they are those of the
-method's own paper: LoRA's for RoBERTa-base (Hu et al. 2022), IA3's (Liu et al. 2022), BitFit's (Zaken et al. 2022),
-BERT's for `full` (Devlin et al. 2019); and 5e-5 for uptraining.
+Those of snnk-relu, snnk-cos, houlsby, snnk-pooler, bundled and uptrain are the paper's (appendix "Hyperparameters")
+where it gives any; uptraining's rate of 5e-5 is ours. Of other papers are: for lora its rank, alpha and rate for
+RoBERTa-base (Hu et al. 2022); for ia3 its rate (Liu et al. 2022); for full its rate, batch, epochs and weight decay
+(Devlin et al. 2019). All else, bitfit's included, is the defaults of `Settings`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,7 +104,9 @@ def _peft(model: Any, config: Any, setup: Setup) -> Any:
 
     config.modules_to_save = heads(model)
     config.task_type = None if setup.images else "SEQ_CLS"
-    return get_peft_model(model, config)
+    found = get_peft_model(model, config)
+    config.modules_to_save = list(dict.fromkeys(config.modules_to_save))  # PEFT adds its own names to them
+    return found
 
 
 def targets(model: Any, known: dict[str, Any], key: bool) -> Any:
@@ -182,10 +186,22 @@ def pooler_and_classifier(model: Any, setup: Setup) -> Any:
     return model
 
 
+def parse_layers(text: str) -> str | list[int]:
+    """What `snnk.hf.replace_ffn_` takes, from an option.
+
+    Example:
+        >>> parse_layers("3, 4"), parse_layers("top-6")
+        ([3, 4], 'top-6')
+    """
+    if re.fullmatch(r"all|top-[1-9]\d*", text.strip()):
+        return text.strip()
+    if re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
+        return [int(number) for number in text.split(",")]
+    raise ValueError(f"layers must be 'all', 'top-6' or numbers with commas such as '3,4,5'; got {text!r}")
+
+
 def uptrain(model: Any, setup: Setup) -> Any:
-    layers: Any = setup.layers or f"top-{(len(hf.find_ffns(model)) + 1) // 2}"
-    if layers[0].isdigit():
-        layers = [int(number) for number in layers.split(",")]
+    layers = parse_layers(setup.layers or f"top-{(len(hf.find_ffns(model)) + 1) // 2}")
     hf.replace_ffn_(model, layers, num_features=setup.features, seed=setup.seed)
     return model
 
@@ -219,12 +235,12 @@ METHODS: dict[str, Method] = {
     ),
     "snnk-relu": Method(
         "the paper's adapters with random ReLU features",
-        wrap=snnk_adapter(feature_map="relu"),
+        wrap=snnk_adapter(feature_map="relu", rows="iid"),
         features=16,
         images=CLIP,
     ),
     "snnk-cos": Method(
-        "the paper's adapters with random cosine features",
+        "the paper's adapters with random cosine features, on orthogonal rows",  # on Gaussian ones they overflow
         wrap=snnk_adapter(feature_map="cos"),
         features=16,
         images=CLIP,

@@ -34,7 +34,7 @@ from snnk.finetune.config import FinetuneConfig
 from snnk.finetune.data import Data, Labels
 from snnk.finetune.inputs import Inputs, is_images, read
 from snnk.finetune.loop import Progress, Trained, evaluate, peak_memory, train
-from snnk.finetune.methods import METHODS, Method, Setup
+from snnk.finetune.methods import METHODS, Method, Setup, nothing
 from snnk.finetune.pooling import MeanPooled
 from snnk.models import write_json
 
@@ -57,6 +57,7 @@ class FinetuneResult:
 def finetune(
     config: FinetuneConfig,
     *,
+    method: Method | None = None,
     say: Callable[[str], None] = lambda text: None,
     progress: Progress = lambda step, total, loss, scores: None,
 ) -> FinetuneResult:
@@ -64,6 +65,7 @@ def finetune(
 
     Args:
         config: everything.
+        method: used instead of METHODS[config.method], which still gives the settings: a variant of it.
         say: gets lines for people.
         progress: see `train`.
     """
@@ -81,7 +83,7 @@ def finetune(
         + (": regression" if inputs.labels.names is None else f": {len(inputs.labels.names)} classes")
     )
     large = len(inputs.train) >= LARGE or bool(inputs.described.get("large"))
-    method, settings = METHODS[config.method], config.settings(images=images, large=large)
+    method, settings = method or METHODS[config.method], config.settings(images=images, large=large)
     features = config.features or method.features or 0
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)  # of new classifiers, which transformers draws from the global generator
@@ -106,14 +108,19 @@ def finetune(
         metrics=inputs.metrics,
         checkpoint=checkpoint,
         resume=config.resume,
-        key=_key(config, inputs),
+        key=_key(config, method, inputs),
         progress=progress,
     )
     if not found.main:
         return FinetuneResult(out, model, processor, {}, main=False)
-    model = method.finish(model, setup).eval()
     sizes = {"batch_size": settings.batch_size}
+    finish = None
+    if method.finish is not nothing:  # merging and bundling are exact but for rounding: let readers see it
+        finish = {"validation_before": evaluate(model, inputs.validation, inputs.metrics, **sizes)}
+    model = method.finish(model, setup).eval()
     scores: dict[str, Any] = {"validation": evaluate(model, inputs.validation, inputs.metrics, **sizes)}
+    if finish is not None:
+        finish["validation_after"] = scores["validation"]
     if inputs.test is not None:
         scores["test"] = evaluate(model, inputs.test, inputs.metrics, **sizes)
     adapter = hasattr(model, "peft_config")
@@ -129,6 +136,7 @@ def finetune(
         "data": inputs.described,
         "metric": inputs.metrics[0],
         "scores": scores,
+        "finish": finish,
         "parameters": {**counts, "saved_total": sum(p.numel() for p in model.parameters())},
         "classifier_start": start,
         "training": _training(found),
@@ -158,7 +166,8 @@ def load(folder: str | Path) -> tuple[Any, Any]:
     if adapter:
         source = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
     kind = _kind(images, mean)
-    model = kind.from_pretrained(source, use_safetensors=True, **_label_options(names), **_reset(adapter))
+    options = {**_label_options(names), **_reset(adapter)}
+    model = kind.from_pretrained(source, use_safetensors=True, dtype=torch.float32, **options)
     if adapter:
         from peft import PeftModel
 
@@ -183,7 +192,7 @@ def _processor(source: str, images: bool) -> Any:
     try:
         return (AutoImageProcessor if images else AutoTokenizer).from_pretrained(source)
     except Exception as error:  # the files are the user's and the loader is not ours: anything may be wrong
-        what = "an image processor" if images else "a tokenizer"
+        what = "image processor" if images else "tokenizer"
         raise ValueError(f"{source} has no {what} that can be loaded: {error}") from error
 
 
@@ -260,13 +269,14 @@ def _start(model: Any, method: Method, setup: Setup, config: FinetuneConfig, say
     }
 
 
-def _key(config: FinetuneConfig, inputs: Inputs) -> str:
-    """Of what decides about the weights: options, and labels and lengths of the rows, which stand for the data."""
-    told = asdict(replace(config, resume=False, out=""))
+def _key(config: FinetuneConfig, method: Method, inputs: Inputs) -> str:
+    """Of what decides about the weights: options, labels, and the rows: their tokens, or names and sizes of images."""
+    told = {**asdict(replace(config, resume=False, out="")), "summary": method.summary}
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
     for data in (inputs.train, inputs.validation):
         digest.update(data.labels.numpy().tobytes())
-        digest.update(repr(list(data.lengths)).encode())
+        for row in data.rows:
+            digest.update(repr((row.name, row.stat().st_size) if isinstance(row, Path) else row).encode())
     return digest.hexdigest()[:16]
 
 

@@ -139,7 +139,9 @@ def freeze_but_head_(model: Any) -> list[str]:
 def merge_pooler_(model: Any) -> HeadReport:
     """Multiply SNNK pooler and classifier to one (classes, m) matrix behind the features, in place.
 
-    In eval mode outputs are the same but for rounding. If the head is trained further, dropout acts on features.
+    In eval mode outputs are the same but for rounding, and in float32 the merged ones are the more exact: behind a
+    large classifier, such as a closed form, logits are what is left of large numbers that cancel, and M is multiplied
+    in float64. If the head is trained further, dropout acts on features.
     """
     found = find_pooler(model)
     if found.kind != "layer":

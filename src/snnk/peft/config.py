@@ -22,6 +22,7 @@ from snnk import _checks
 from snnk.activations import ACTIVATIONS
 from snnk.adapters import SNNKAdapter
 from snnk.features import FEATURE_MAPS, Directions, FeatureMap
+from snnk.projections import PROJECTIONS
 
 PLACEMENTS = ("houlsby", "pfeiffer")
 PROJECTED = ("random", "pca", "gradient")
@@ -37,6 +38,8 @@ class SNNKConfig(PeftConfig):
         feature_map: a name in FEATURE_MAPS; with "pca" and "gradient" the name of an activation.
         projection: "random"; or "pca" or "gradient", directions that `snnk.adapters.fit_projections_` fills from data
             and that are random until then.
+        rows: of random projections, a name in PROJECTIONS; "iid", the paper's, for the relu and arccos maps. With
+            cos and other spectral ones, Gaussian rows let features grow like exp(|x|^2), past any float at |x| = 28.
         placement: "houlsby", behind attention and behind the feed-forward block, or "pfeiffer", behind the latter.
             Where neither this nor `target_modules` is given, "houlsby".
         target_modules: names, endings of names or one regular expression of linear layers, instead of `placement`.
@@ -64,6 +67,7 @@ class SNNKConfig(PeftConfig):
     num_features: int = 16
     feature_map: str = "relu"
     projection: str = "random"
+    rows: str = "orthogonal"
     placement: str | None = None
     target_modules: Any = None
     exclude_modules: Any = None
@@ -82,11 +86,17 @@ class SNNKConfig(PeftConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # JSON has a plain string there; transformers reads files without `from_pretrained` below
+        self.from_file = self.peft_type is not None and not isinstance(self.peft_type, PeftType)
         self.peft_type = PeftType("SNNK")
         self.num_features = _checks.positive_int(self.num_features, "num_features")
         _checks.choose(self.projection, PROJECTED, "projection")
         known: Iterable[str] = FEATURE_MAPS if self.projection == "random" else ACTIVATIONS
         _checks.choose(self.feature_map, known, "feature map" if self.projection == "random" else "activation")
+        _checks.choose(self.rows, PROJECTIONS, "rows")
+        if self.rows != "orthogonal" and (self.projection != "random" or self.feature_map == "tanh_power"):
+            what = self.feature_map if self.projection == "random" else f"projection={self.projection!r}"
+            raise ValueError(f"{what} draws no rows of a kind to choose; got rows={self.rows!r}, leave it out")
         if self.placement is not None:
             _checks.choose(self.placement, PLACEMENTS, "placement")
         self.feature_pattern = {
@@ -116,7 +126,10 @@ class SNNKConfig(PeftConfig):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, subfolder: str | None = None, **kwargs: Any) -> Any:
         """Read the configuration, and of a local folder the header of its weights: a bad file then changes nothing."""
         config = super().from_pretrained(pretrained_model_name_or_path, subfolder, **kwargs)
-        config.file_shapes = read_header(Path(pretrained_model_name_or_path, subfolder or ""))
+        folder = Path(pretrained_model_name_or_path, subfolder or "")
+        config.file_shapes = read_header(folder)
+        if folder.is_dir() and config.file_shapes is None:
+            config.from_file = False  # settings for a new adapter: there are no weights to fit a projection to
         return config
 
     def features_at(self, site: str) -> int:
@@ -150,8 +163,10 @@ class SNNKConfig(PeftConfig):
         }
         try:
             if self.projection == "random":
+                if self.rows != "orthogonal":  # else each map's own choice, which is that but in very few dimensions
+                    options["projection"] = self.rows
                 return FEATURE_MAPS[self.feature_map](dim, count, **options)
-            if count > dim:
+            if count > dim and not self.train_projection:  # trained ones may start from random directions
                 raise ValueError(f"{self.projection} has at most {dim} directions there; got num_features={count}")
             return Directions(dim, count, self.feature_map, **options)
         except ValueError as error:
@@ -199,8 +214,13 @@ def _waves(count: int, size: int) -> Tensor:
 
 
 def check_sums(config: SNNKConfig, site: str, feature_map: FeatureMap) -> None:
-    """Compare a draw with the checksum that the configuration has of it, if it has any."""
+    """Compare a draw with the checksum that the configuration has of it; one that was read from a file must have it."""
     if config.projection_checksums is None:
+        if config.from_file:
+            raise ValueError(
+                f"the file has no projections (save_projection=False) and no projection_checksums to verify those "
+                f"that projection_seed={config.projection_seed} draws: its configuration was edited. Save it again"
+            )
         return
     stored, found = config.projection_checksums.get(site), checksum(feature_map)
     try:

@@ -1,13 +1,16 @@
 """SNNKModel: puts adapters into a model, on PEFT's rails.
 
-All that can go wrong with a configuration or a local file goes wrong in `_prepare_model`, before the first layer is
-replaced, so that a refused adapter leaves the model as it was.
+All that can go wrong with a configuration goes wrong in `_prepare_model`, before the first layer is replaced, so that a
+refused one leaves the model as it was. So it is with a local file by PEFT's PeftModel.from_pretrained and load_adapter.
+transformers' own load_adapter opens the file after the layers are in place: a broken one ends in safetensors' error,
+missing tensors are logged, and the model keeps adapters as they are drawn; load it anew.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -176,6 +179,8 @@ class SNNKModel(BaseTuner):
         found: dict[str, Tensor] = super()._get_adapter_state_dict(
             model, config, adapter_name, state_dict, unwanted_adapter_names
         )
+        if config.projection != "random" and not config.train_projection:
+            _warn_if_never_fitted(model, config, adapter_name)
         if config.save_projection:
             return found
         sums = {}
@@ -215,6 +220,20 @@ def layers_of(model: Any, adapter_name: str) -> list[tuple[str, SNNKLayer]]:
 def _plain(name: str) -> str:
     """A module's name without what FSDP and torch.compile put into it."""
     return name.replace("_fsdp_wrapped_module.", "").replace("_orig_mod.", "")
+
+
+def _warn_if_never_fitted(model: Any, config: Any, adapter_name: str) -> None:
+    layers = layers_of(model, adapter_name)
+    for site, layer in layers:
+        adapter: Any = layer.snnk_adapter[adapter_name]
+        if not _same_buffers(adapter.feature_map, config.make_feature_map(site, adapter.dim)):
+            return
+    if layers:
+        warnings.warn(
+            f"projection={config.projection!r} was never fitted: directions of adapter {adapter_name!r} are random; "
+            "call snnk.adapters.fit_projections_ before training, or use projection='random'",
+            stacklevel=2,
+        )
 
 
 def _stored(adapter: SNNKAdapter) -> Iterator[tuple[str, Tensor]]:
