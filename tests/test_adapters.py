@@ -185,8 +185,10 @@ def read(net, batches, labels=None):
 def test_principal_directions_of_real_tokens(batches):
     """Features are centred, uncorrelated, of variance one, and span what numpy's eigenvectors span."""
     net = Two().train()
+    net.adapters[1].eval()
     fit_projections_(net, iter(batches))
-    assert net.training and not any("delta" in vars(a) for a in net.adapters)
+    assert net.training and net.adapters[0].training and not net.adapters[1].training  # each as it was
+    assert not any("delta" in vars(a) for a in net.adapters)
     for adapter, x in zip(net.adapters, read(net, batches)[0], strict=True):
         phi = adapter.feature_map(x)
         assert torch.allclose(phi.mean(0), torch.zeros(3, dtype=torch.float64), atol=1e-10)

@@ -195,7 +195,7 @@ def fit_projections_(
     found = {name: Moments(adapter.dim) for name, adapter in adapters.items()}
     device = next(model.parameters()).device
     gradients = method == "gradient"
-    training = model.training
+    modes = [(module, module.training) for module in model.modules()]  # PEFT's wrapper of a model in eval mode trains
     model.eval()
     try:
         for i, batch in enumerate(batches):
@@ -211,7 +211,8 @@ def fit_projections_(
                     with torch.no_grad():
                         model(**batch)
     finally:
-        model.train(training)
+        for module, training in modes:
+            module.training = training
         if gradients:
             model.zero_grad(set_to_none=True)
     if not any(moments.count for moments in found.values()):
