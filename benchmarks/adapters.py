@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 import sys
 import tempfile
@@ -28,20 +27,10 @@ from typing import Any
 
 import torch
 
+from snnk.experiments import tiny
+from snnk.experiments.adapters import SIZES, row_of
 from snnk.experiments.records import Results, Row
 from snnk.finetune import FinetuneConfig, finetune
-
-SIZES: dict[str, int | None] = {
-    "snnk": 17,
-    "snnk-tuned": 8,
-    "snnk-relu": 16,
-    "snnk-cos": 16,
-    "lora": 8,
-    "houlsby": 8,
-    "bitfit": None,
-    "ia3": None,
-    "linear-probe": None,
-}
 
 
 @dataclass(frozen=True)
@@ -80,42 +69,7 @@ def measure(wanted: Wanted, config: Config, source: dict[str, Any]) -> Row:
                 **source,
             )
         ).metrics
-    training = found["training"]
-    return {
-        "method": method,
-        "task": task,
-        "learning_rate": rate,
-        "seed": seed,
-        "trained": found["parameters"]["trained"],
-        "metric": found["metric"],
-        "validation": found["scores"]["validation"][found["metric"]],
-        "dev": found["scores"]["test"][found["metric"]],
-        "start_validation": training["epochs"][0][found["metric"]],
-        "seconds": training["seconds"],  # validation included
-        "peak_GB": training["peak_memory_bytes"] / 1e9,
-    }
-
-
-def make(folder: Path) -> dict[str, Any]:
-    """A small BERT, a tokenizer of whole words, and CoLA-like files whose label is whether a word is there."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
-
-    words = [f"w{i}" for i in range(40)]
-    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", *words])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]").save_pretrained(folder / "model")
-    sizes: Any = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    torch.manual_seed(0)
-    BertModel(BertConfig(vocab_size=len(vocabulary), **sizes)).save_pretrained(folder / "model")
-    generator = random.Random(0)
-    (folder / "CoLA").mkdir()
-    for split, rows in (("train", 200), ("dev", 40)):
-        texts = [generator.sample(words, 6) for _ in range(rows)]
-        lines = [f"made\t{int('w0' in text or 'w1' in text)}\t\t{' '.join(text)}" for text in texts]
-        (folder / "CoLA" / f"{split}.tsv").write_text("\n".join(lines) + "\n")
-    return {"model": str(folder / "model"), "data_dir": str(folder)}
+    return {"method": method, "task": task, "learning_rate": rate, "seed": seed, **row_of(found)}
 
 
 def choose(method: str, task: str, config: Config, rows: Callable[[str, Any], list[Row]]) -> float:
@@ -147,8 +101,8 @@ def summary(results: Results, config: Config) -> list[tuple[str, float, str]]:
                 means.append(statistics.mean(scores))
                 spread = statistics.stdev(scores) if len(scores) > 1 else float("nan")
                 cells.append(f"{task} {means[-1]:.2f} +- {spread:.2f} ({len(scores)})")
-        time, memory = (statistics.median(r[key] for r in rows) for key in ("seconds", "peak_GB"))
-        head = f"{method:<13}{rows[0]['trained']:>8,} trained, {time:.0f} s, {memory:.2f} GB"
+        time, memory = (statistics.median(r[key] for r in rows) for key in ("seconds_a_step", "peak_GB"))
+        head = f"{method:<13}{rows[0]['trained']:>8,} trained, {time:.2f} s a step, {memory:.2f} GB"
         mean = statistics.mean(means)
         lines.append((method, mean, f"{head}: {', '.join(cells)}; mean of {len(means)} tasks {mean:.2f}"))
     return sorted(lines, key=lambda line: -line[1])
@@ -170,7 +124,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         if args.quick:
             config = Config("quick", ("cola",), ("snnk", "lora"), rates=(1e-2,), steps=4, seeds=1)
-            source = make(Path(folder))
+            source = {"model": tiny.make_bert(Path(folder, "model")), "data_dir": tiny.make_glue(Path(folder))}
         else:
             config = Config(args.model.name, tuple(args.tasks.split(",")), steps=args.steps, seeds=args.seeds)
             source = {"model": str(args.model), "data_dir": str(args.data)}
