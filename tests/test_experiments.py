@@ -191,8 +191,8 @@ def test_claims_come_from_rows():
 
 
 def test_page_has_every_claim_and_what_is_missing(capsys, tmp_path):
-    code, _, _ = run(capsys, "reproduce", "uci", "--quick", "--out", str(tmp_path))
-    assert code == 0
+    code, _, _ = run(capsys, "reproduce", "uci", "--quick", "--seeds", "2", "--out", str(tmp_path))
+    assert code == 0 and len(Stored(tmp_path / "uci.json").rows) == 2 * uci.total(uci.QUICK)
     page = write_page(tmp_path).read_text()
     for claim in uci.claims(Stored(tmp_path / "uci.json")):
         assert claim["paper"] in page and claim["ours"] in page

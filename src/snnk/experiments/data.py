@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +232,11 @@ def _hub_images(name: str, image: str, label: str, shape: Callable[[Any], Any]) 
         x = shape(x.astype(np.float32) / 255 if x.ndim == 3 else x)
         splits[split] = Split(torch.from_numpy(np.ascontiguousarray(x)), y)
     return splits
+
+
+def is_quick(config: Any, quick: Any) -> bool:
+    """Whether a configuration is the small one, whatever --seeds says: it may then do with data that are made."""
+    return bool(replace(config, seeds=quick.seeds) == quick)
 
 
 def made(rows: int, columns: int, classes: int, seed: int) -> Split:

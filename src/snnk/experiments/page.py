@@ -39,7 +39,7 @@ def write_page(folder: Path) -> Path:
             "",
             *(module.__doc__ or "").strip().splitlines(),
             "",
-            f"Stands for: {module.FIGURE}. Command: `snnk reproduce {name}{_options(module.NEEDS, source)}`. "
+            f"Stands for: {module.FIGURE}. Command: `snnk reproduce {name}{_options(source)}`. "
             f"{len(results.rows)} rows in [{name}.json]({name}.json), commit {run.get('commit') or 'unknown'}, "
             f"torch {run.get('torch')}, {run.get('machine')}"
             + (f", model {source['model']}" if source.get("model") else "")
@@ -61,6 +61,6 @@ def write_page(folder: Path) -> Path:
     return path
 
 
-def _options(needs: str, source: dict[str, str]) -> str:
+def _options(source: dict[str, str]) -> str:
     data = " --data-dir DIR" if source.get("data") == "real" else ""
     return data + (" --model MODEL" if source.get("model") else "")

@@ -10,7 +10,6 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snnk.experiments.data import Source, cifar10
+from snnk.experiments.data import Source, cifar10, is_quick
 
 BERT = "bert-base-uncased"
 VIT = "google/vit-base-patch16-224-in21k"
@@ -40,7 +39,7 @@ Files = dict[str, Any]
 def glue(config: Any, quick: Any, source: Source, default: str = BERT) -> Iterator[Files]:
     """`model` and `data_dir` of FinetuneConfig, for a configuration and the experiment's QUICK one."""
     _require()
-    small = _is_quick(config, quick)
+    small = is_quick(config, quick)
     if source.data_dir is None and not small:
         raise FileNotFoundError(
             "GLUE is needed: get it from gluebenchmark.com, a folder a task such as CoLA/train.tsv and CoLA/dev.tsv, "
@@ -63,7 +62,7 @@ def images(config: Any, quick: Any, source: Source, default: str = VIT) -> Itera
         default: the model without --model.
     """
     _require()
-    small = _is_quick(config, quick)
+    small = is_quick(config, quick)
     with TemporaryDirectory() as name:
         folder = Path(name)
         root = folder if source.data_dir is None else Path(source.data_dir)
@@ -77,11 +76,6 @@ def images(config: Any, quick: Any, source: Source, default: str = VIT) -> Itera
             root = folder
         model = source.model or (make_vit(folder / "tiny-vit") if small else default)
         yield {"model": model, "train": str(root / "train"), "test": str(root / "test")}
-
-
-def _is_quick(config: Any, quick: Any) -> bool:
-    """Whatever --seeds says."""
-    return bool(replace(config, seeds=quick.seeds) == quick)
 
 
 def _require() -> None:

@@ -69,7 +69,7 @@ def network(kind: str, inputs: int, classes: int, width: int, config: Config, se
 
 def splits_of(name: str, config: Config, source: data.Source) -> dict[str, data.Split]:
     """Standardised train, validation and test rows: 70, 10 and 20 %."""
-    if source.data_dir is None and config == QUICK:
+    if source.data_dir is None and data.is_quick(config, QUICK):
         whole = data.made(config.rows, 54, 7, config.seed)
     else:
         whole = READERS[name](source)
