@@ -16,7 +16,7 @@ from snnk.experiments import EXPERIMENTS, adapters, compression, data, glue, rec
 from snnk.experiments.data import NOWHERE, Source
 from snnk.experiments.page import write_page
 from snnk.experiments.records import Results, Stored
-from snnk.finetune import METHODS, FinetuneConfig
+from snnk.finetune import METHODS
 from snnk.finetune.data import image_files
 from snnk.hf.data import open_image
 
@@ -175,12 +175,28 @@ def test_adapters_take_the_rate_that_validation_chose(folder):
         assert [r["learning_rate"] for r in tried] == list(adapters.QUICK.rates) and final["seed"] == 1
 
 
+def test_rates_beside_the_best_are_tried_too(tmp_path):
+    config = adapters.Config(("cola", "stsb"), ("snnk", "lora"), rates=(1.0, 2.0, 3.0, 4.0, 5.0), seeds=2)
+    scores = {"snnk": {2: 0.5, 3: 0.4, 4: 0.3, 1: 0.6}, "lora": {2: 0.1, 3: 0.2, 4: 0.1}}
+    results = Results(tmp_path / "rows.json", config)
+    seen = []
+    for wave in adapters.waves(config, results):
+        seen.append([(k["stage"], k["task"], k["method"], k["learning_rate"], k["seed"]) for k in wave])
+        for key in wave:
+            results.add({**key, "validation": scores[key["method"]][key["learning_rate"]]})
+    first = [("tuning", "cola", method, rate, 0) for method in ("snnk", "lora") for rate in (2.0, 3.0, 4.0)]
+    assert seen[:2] == [first, [("tuning", "cola", "snnk", 1.0, 0)]] and len(seen) == 3
+    rates = {"snnk": 1.0, "lora": 3.0}
+    finals = [("final", task, m, rates[m], s) for task in config.tasks for s in (1, 2) for m in config.methods]
+    assert seen[2] == finals
+    assert len(results.rows) <= adapters.total(config)
+
+
 @pytest.mark.parametrize("name", ["snnk-pooler", "houlsby"])
-def test_tune_is_finetune(name, files):
-    """A Method as an object gives the very figures that its name gives."""
+def test_a_method_as_an_object_is_that_of_its_name(name, files):
     options = {"task": "cola", "features": 4, "max_steps": 6, "batch_size": 16, "seed": 3}
     named = tuning.tuned(files, method=name, **options).metrics
-    given = tuning.tune(METHODS[name], FinetuneConfig(out="", method=name, **files, **options))
+    given = tuning.tuned(files, METHODS[name], method=name, **options).metrics
     first, second = (tuning.row_of(found, "mcc") for found in (named, given))
     assert first.pop("seconds") > 0 and second.pop("seconds") > 0
     assert first == second and named["scores"] == given["scores"]
@@ -189,15 +205,9 @@ def test_tune_is_finetune(name, files):
 def test_variants_differ_from_what_they_vary(files):
     known = tuning.variants()
     assert set(known) == {"pooler", "tanh-pooler", "random-pooler", "closed-form", "pfeiffer"}
-    options = {"task": "stsb", "features": 8, "max_steps": 1, **files}
-    started = {
-        name: tuning.tune(known[name][1], FinetuneConfig(out="", method=known[name][0], **options), steps=False)
-        for name in ("tanh-pooler", "random-pooler")
-    }
-    started["snnk-pooler"] = tuning.tune(
-        METHODS["snnk-pooler"], FinetuneConfig(out="", method="snnk-pooler", **options)
-    )
-    losses = [found["scores"]["test"]["loss"] for found in started.values()]
+    options = {"method": "snnk-pooler", "task": "stsb", "features": 8, "max_steps": 0}
+    ways = [known["tanh-pooler"][1], known["random-pooler"][1], None]
+    losses = [tuning.tuned(files, way, **options).metrics["scores"]["test"]["loss"] for way in ways]
     assert len(set(losses)) == 3
 
 
@@ -316,18 +326,14 @@ def test_claims_of_the_others():
     assert [c["holds"] for c in claims] == [True, False, True] and "86.70 -> 86.40 (some)" in claims[2]["ours"]
 
     def equal(method, task, score, stage="final"):
-        facts = {
-            "seed": 1,
-            "trained": 78,
-            "learning_rate": 1e-3,
-        }  # as benchmarks/adapters.py, whose model is configured
+        facts = {"seed": 1, "trained": 78, "learning_rate": 1e-3, "model": "some"}
         return {"stage": stage, "method": method, "task": task, "dev": score, **facts}
 
     rows = [equal("snnk", "cola", 0.3), equal("snnk", "stsb", 0.8), equal("lora", "cola", 0.28)]
     rows += [equal("lora", "stsb", 0.81), equal("snnk-relu", "cola", 0.9), equal("snnk", "cola", 0.0, "tuning")]
-    claims = adapters.claims(Rows(rows, model="some"))
+    claims = adapters.claims(Rows(rows))
     assert len(claims) == 1 and claims[0]["holds"]
     assert claims[0]["ours"] == "snnk 55.00 (78 trained), lora 54.50 (78 trained); some, mean of cola, stsb"
     rows[0]["trained"] = 79  # a task with more classes: still one bar a method
-    (axes,) = adapters.plot(Rows(rows, model="some")).axes
+    (axes,) = adapters.plot(Rows(rows)).axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["snnk (78)", "lora (78)"]

@@ -30,6 +30,16 @@ IMAGE = {
     "patch_size": 4,
 }
 OPT = {**TEXT, "ffn_dim": WIDTH, "word_embed_proj_dim": D}
+DISTILBERT = {
+    "dim": D,
+    "n_layers": 2,
+    "n_heads": 2,
+    "hidden_dim": WIDTH,
+    "vocab_size": 40,
+    "max_position_embeddings": 32,
+}
+GPT2 = {"n_embd": D, "n_layer": 2, "n_head": 2, "n_inner": WIDTH, "vocab_size": 40, "n_positions": 32}
+GPT2 |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 CONFIGS = {
     "bert": lambda **k: hf.BertConfig(**TEXT | k),
     "camembert": lambda **k: hf.CamembertConfig(**TEXT | k),
@@ -38,22 +48,9 @@ CONFIGS = {
     ),
     "deit": lambda **k: hf.DeiTConfig(**IMAGE | {"architectures": ["DeiTForImageClassification"]} | k),
     "dinov2": lambda **k: hf.Dinov2Config(**IMAGE | {"mlp_ratio": WIDTH // D, "layerscale_value": 0.7} | k),
-    "distilbert": lambda **k: hf.DistilBertConfig(
-        dim=D, n_layers=2, n_heads=2, hidden_dim=WIDTH, vocab_size=40, max_position_embeddings=32, **k
-    ),
+    "distilbert": lambda **k: hf.DistilBertConfig(**DISTILBERT | k),
     "electra": lambda **k: hf.ElectraConfig(**TEXT | k, embedding_size=8),
-    "gpt2": lambda **k: hf.GPT2Config(
-        n_embd=D,
-        n_layer=2,
-        n_head=2,
-        n_inner=WIDTH,
-        vocab_size=40,
-        n_positions=32,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-        **k,
-    ),
+    "gpt2": lambda **k: hf.GPT2Config(**GPT2 | k),
     "llama": lambda **k: hf.LlamaConfig(**TEXT | k, num_key_value_heads=2),
     "mistral": lambda **k: hf.MistralConfig(**TEXT | k, num_key_value_heads=2),
     "mpnet": lambda **k: hf.MPNetConfig(**TEXT | k),

@@ -683,3 +683,8 @@ def test_overflow_is_said():
     with pytest.raises(ValueError, match=r"sums overflowed.*block_dtype=torch\.float64"):
         RidgeStats(1, 1, block_dtype=torch.float32).update(huge, huge).solve(1.0)
     assert float(RidgeStats(1, 1).update(huge, huge).solve(1.0).weight) == pytest.approx(1)
+
+
+def test_sums_that_no_machine_can_hold():
+    with pytest.raises(MemoryError, match=r"sums of 20000000 features need 3,200,00\d GB"):
+        RidgeStats(20_000_000, 1)

@@ -447,3 +447,20 @@ def test_predict_command(parquet, tmp_path, capsys):
     with pytest.raises(ValueError, match="no column 'x1'"):
         TableModel.load(tmp_path / "m").write_predictions(tmp_path / "less.parquet", tmp_path / "q.csv")
     assert not (tmp_path / "q.csv").exists()
+
+
+def test_what_no_table_can_be_made_of(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    for source in (pandas.DataFrame({"y": [1.0]}), iter([1]), make_table()):
+        with pytest.raises(TypeError, match=rf"a path or a datasets.Dataset; got {type(source).__name__}"):
+            fit(source, tmp_path / "m", CONFIG)
+    datasets = pytest.importorskip("datasets")
+    with pytest.raises(TypeError, match="got IterableDataset"):
+        fit(datasets.Dataset(make_table()).to_iterable_dataset(), tmp_path / "m", CONFIG)
+
+
+def test_a_table_without_rows_has_no_predictions(parquet, tmp_path):
+    fit(parquet, tmp_path / "m", CONFIG)
+    pq.write_table(make_table()[:0], tmp_path / "none.parquet")
+    found = TableModel.load(tmp_path / "m").write_predictions(tmp_path / "none.parquet", tmp_path / "p.csv")
+    assert found == (0, {}, {}) and (tmp_path / "p.csv").read_text().split() == ["predicted_y"]

@@ -57,7 +57,7 @@ def finetune_command(
     batch_size: Annotated[int | None, typer.Option(help="Of all processes together.")] = None,
     epochs: Annotated[int | None, typer.Option(help="At most.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Of the optimizer.")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="Instead of epochs.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Instead of epochs; 0: the closed form only.")] = None,
     max_length: Annotated[int, typer.Option(help="Tokens of one text or pair, at most what the model takes.")] = 128,
     patience: Annotated[int | None, typer.Option(help="Epochs without improvement before it stops.")] = None,
     validation_share: Annotated[float, typer.Option(help="Part of train that is cut off.")] = 0.1,

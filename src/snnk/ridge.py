@@ -175,7 +175,12 @@ class RidgeStats:
         # only) and phi'y; last the number of rows, zeros, y^2. A shift near the mean keeps the digits that centring far
         # from 0 would cancel. It is fixed at the first block (NaN before) rather than followed, so that sums are linear
         # in the rows: they add, subtract and all-reduce. Its values are float32: both dtypes subtract the same.
-        self.sums = torch.zeros(max(folds, 1), 2 + m, 1 + m + t, dtype=F64, device=device)
+        shape = max(folds, 1), 2 + m, 1 + m + t
+        try:
+            self.sums = torch.zeros(shape, dtype=F64, device=device)
+        except RuntimeError as error:  # torch's word for it
+            size = f"{math.prod(shape) * F64.itemsize / 1e9:,.0f} GB"
+            raise MemoryError(f"sums of {m} features need {size}, which is not there; use fewer features") from error
         self.shift = torch.full((m + t,), math.nan, dtype=F64, device=device)
 
     @property

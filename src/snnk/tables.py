@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -58,10 +59,15 @@ class Table:
 
     def __init__(self, source: Any) -> None:
         self.source = source
-        if hasattr(source, "with_format") and hasattr(source, "features"):  # a datasets.Dataset
+        if hasattr(source, "with_format") and hasattr(source, "__len__"):  # a datasets.Dataset
             self.schema = source.with_format("arrow")[:0].schema
             self._fragments, self._files = None, []
             return
+        if not isinstance(source, str | os.PathLike):
+            raise TypeError(
+                f"rows must come from a path or a datasets.Dataset; got {type(source).__name__}. "
+                "Write it to Parquet, or for a frame in memory use snnk.estimators"
+            )
         import pyarrow.dataset as ds
 
         path = Path(source)

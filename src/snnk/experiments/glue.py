@@ -21,7 +21,7 @@ from typing import Any
 from snnk.experiments import tiny
 from snnk.experiments.data import NOWHERE, Source
 from snnk.experiments.records import Results, Row
-from snnk.experiments.tuning import bars, both, metric_of, orders, row_of, tune, tuned, variants
+from snnk.experiments.tuning import bars, both, metric_of, orders, row_of, tuned, variants
 
 FIGURE = "tables: poolers, adapters, bundled, tanh, baselines; ablations"
 NEEDS = "GLUE; BERT-base or another"
@@ -142,8 +142,6 @@ def total(config: Config) -> int:
 def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
     """One row for each task, method, number of features and seed."""
     with tiny.glue(config, QUICK, source) as files:
-        from snnk.finetune import FinetuneConfig
-
         known = variants()
         for key in wanted(config):
             row = results.find(**key)
@@ -151,12 +149,10 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
                 options = {name: key[name] for name in ("task", "features", "seed")}
                 for name in ("batch_size", "max_steps", "max_length", "classifier_start"):
                     options[name] = getattr(config, name)
-                if key["method"] in known:
-                    base, method = known[key["method"]]
-                    wish = FinetuneConfig(out="", method=base, **files, **options)
-                    found = tune(method, wish, steps=key["method"] != "closed-form")
-                else:
-                    found = tuned(files, method=key["method"], **options).metrics
+                if key["method"] == "closed-form":
+                    options["max_steps"] = 0
+                base, variant = known.get(key["method"], (key["method"], None))
+                found = tuned(files, variant, method=base, **options).metrics
                 paper = PAPER.get(key["method"], {}).get(key["task"]) if key["part"] == "table" else None
                 row = results.add({**key, **row_of(found, metric_of(key["task"])), "paper": paper})
             yield row

@@ -18,12 +18,18 @@ def metric_of(task: str) -> str:
     return METRICS.get(task, "accuracy")
 
 
-def tuned(files: Mapping[str, Any], **options: Any) -> Any:
-    """The FinetuneResult of one run into a folder that is thrown away."""
+def tuned(files: Mapping[str, Any], variant: Any = None, **options: Any) -> Any:
+    """The FinetuneResult of one run into a folder that is thrown away.
+
+    Args:
+        files: model and data, of FinetuneConfig.
+        variant: a Method instead of the one that `options` name, whose hyperparameters are taken.
+        **options: the rest of FinetuneConfig.
+    """
     from snnk.finetune import FinetuneConfig, finetune
 
     with TemporaryDirectory() as folder:
-        return finetune(FinetuneConfig(out=str(Path(folder, "out")), **files, **options))
+        return finetune(FinetuneConfig(out=str(Path(folder, "out")), **files, **options), method=variant)
 
 
 def variants() -> dict[str, tuple[str, Any]]:
@@ -47,70 +53,6 @@ def variants() -> dict[str, tuple[str, Any]]:
         "random-pooler": ("snnk-pooler", replace(base, edit=pooler("cos", "random"))),
         "closed-form": ("bundled", KNOWN["bundled"]),
         "pfeiffer": ("houlsby", replace(KNOWN["houlsby"], wrap=snnk_adapter(placement="pfeiffer", **wide))),
-    }
-
-
-def tune(method: Any, config: Any, *, steps: bool = True) -> Row:
-    """`snnk.finetune.finetune` for a Method instead of a name, without files; what `row_of` reads of its metrics.
-
-    Args:
-        method: a Method.
-        config: a FinetuneConfig for texts, its `method` the one whose hyperparameters are taken.
-        steps: train; else the closed-form start is all.
-    """
-    import torch
-    import transformers
-
-    from snnk import hf
-    from snnk.finetune import Setup, evaluate, train
-    from snnk.finetune.inputs import read
-    from snnk.finetune.run import FIT_ROWS
-
-    auto: Any = transformers
-    auto.utils.logging.set_verbosity_error()
-    auto.utils.logging.disable_progress_bar()
-    inputs = read(config, auto.AutoTokenizer.from_pretrained(config.model), images=False)
-    names = inputs.labels.names
-    kind = {"problem_type": "regression"} if names is None else {"problem_type": "single_label_classification"}
-    settings = config.settings(images=False, large=False)
-    order = inputs.train.epoch(64, config.seed, -1)[: -(-FIT_ROWS // 64)]
-    with torch.random.fork_rng():
-        torch.manual_seed(config.seed)
-        model = auto.AutoModelForSequenceClassification.from_pretrained(
-            config.model,
-            use_safetensors=True,
-            dtype=torch.float32,
-            num_labels=len(names or [""]),
-            ignore_mismatched_sizes=True,
-            **kind,
-        ).eval()
-        setup = Setup(
-            config.features or 0, config.seed, False, config.model, lambda: [inputs.train.batch(i) for i in order]
-        )
-        model = method.edit(model, setup)
-        if config.classifier_start == "closed-form":
-            (hf.fit_head_ if method.fit_head else hf.start_classifier_)(model, setup.batches())
-        model = method.wrap(model, setup)
-    sizes = {"trained": sum(p.numel() for p in model.parameters() if p.requires_grad)}
-    training: Row = {
-        "epochs": [evaluate(model, inputs.validation, inputs.metrics, settings.batch_size)],
-        "steps": 0,
-        "seconds": 0.0,
-    }
-    if steps:
-        done = train(model, inputs.train, inputs.validation, settings, metrics=inputs.metrics)
-        training = {"epochs": done.history, "steps": done.steps, "seconds": done.seconds}
-    model = method.finish(model, setup).eval()
-    parts = {"validation": inputs.validation, "test": inputs.test}
-    return {
-        "base_model": Path(config.model).name if Path(config.model).is_dir() else config.model,
-        "parameters": sizes,
-        "scores": {
-            part: evaluate(model, data, inputs.metrics, settings.batch_size)
-            for part, data in parts.items()
-            if data is not None
-        },
-        "training": training,
     }
 
 

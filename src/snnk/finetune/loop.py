@@ -45,7 +45,7 @@ class Settings:
         weight_decay: of the optimizer.
         schedule: "constant" or "linear" (to 0), after a share `warmup` of all steps.
         clip: norm to which gradients are cut, or None.
-        max_steps: steps in all, instead of epochs.
+        max_steps: steps in all, instead of epochs; 0 leaves the model as it starts.
         patience: epochs without a better validation score after which to stop, or None for never.
         bf16: compute in bfloat16, by autocast.
         seed: of the order of rows and of dropout.
@@ -67,7 +67,8 @@ class Settings:
     def __post_init__(self) -> None:
         _checks.positive(self.learning_rate, "learning_rate")
         for name in ("batch_size", "epochs", "max_steps", "patience"):
-            if (value := getattr(self, name)) is not None:
+            value = getattr(self, name)
+            if value is not None and (name, value) != ("max_steps", 0):
                 _checks.positive_int(value, name)
         _checks.choose(self.optimizer, OPTIMIZERS, "optimizer")
         _checks.choose(self.schedule, SCHEDULES, "schedule")
@@ -195,7 +196,8 @@ class _Run:
         self.kept: dict[str, Tensor] = {**self.trained, **running}  # what training changes
         self.best = self.snapshot()
         per_epoch = math.ceil(len(data) / settings.batch_size)
-        self.per_epoch, self.total = per_epoch, settings.max_steps or settings.epochs * per_epoch
+        steps = settings.max_steps
+        self.per_epoch, self.total = per_epoch, settings.epochs * per_epoch if steps is None else steps
         self.done = Trained(total_steps=self.total)
         self.loss_sum = 0.0  # of the epoch so far
         # errors in parts of the labels' variance, so that their unit does not matter

@@ -40,7 +40,9 @@ from snnk.models import write_json
 
 FORMAT = "snnk.Finetune/1"
 LARGE = 50_000  # rows from which the paper's settings for large data sets hold
-FIT_ROWS = 20_000  # for the closed form and for projections
+FIT_ROWS = 20_000  # for a closed form, at most
+START_ROWS = 5_000  # for one that is only where training starts
+FIT_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -250,14 +252,17 @@ def _may_differ(model: Any, key: str) -> bool:
 
 def _some(data: Data, seed: int) -> list[dict[str, Any]]:
     """Batches of training rows, in random order, at most as many as a closed form needs."""
-    batches = data.epoch(64, seed, -1)
-    return [data.batch(indices) for indices in batches[: -(-FIT_ROWS // 64)]]
+    batches = data.epoch(FIT_BATCH, seed, -1)
+    return [data.batch(indices) for indices in batches[: -(-FIT_ROWS // FIT_BATCH)]]
 
 
 def _start(model: Any, method: Method, setup: Setup, config: FinetuneConfig, say: Callable[[str], None]) -> Any:
     if config.classifier_start == "random":
         return {"kind": "random"}
-    fit = (hf.fit_head_ if method.fit_head else hf.start_classifier_)(model, setup.batches())
+    if method.fit_head:
+        fit = hf.fit_head_(model, setup.batches())
+    else:
+        fit = hf.start_classifier_(model, setup.batches()[: -(-START_ROWS // FIT_BATCH)])
     say(f"classifier started from its closed form: {fit}")
     return {
         "kind": "closed-form",

@@ -42,9 +42,9 @@ from snnk.hf.plan import (
     importance,
     make_map,
     place,
-    tokens_of,
 )
 from snnk.hf.recover import recover_
+from snnk.hf.walk import Walk, flat
 from snnk.ridge import RidgeStats
 
 ROWS = 2048  # tokens whose features are held at once
@@ -126,10 +126,6 @@ class Tokens:
         return stats
 
 
-class _Seen(Exception):
-    """The block has been seen; the rest of the forward pass is not needed."""
-
-
 def compress_(
     model: Any,
     plan: Plan,
@@ -182,14 +178,17 @@ def compress_(
         wanted = [ffn for ffn in ffns if by_name[ffn.name].kind != KEPT]
         streams = _streams(model, wanted, [*training, *held])
         original = [outputs_of(model, batch) for batch in held]
+        walk, cut = Walk(model, [*training, *held]), len(training)
         for ffn in ffns:
             block, began = by_name[ffn.name], time.monotonic()
             done = BlockReport(ffn.name, block.kind, block.num_features, ffn.parameters, ffn.parameters)
             if block.kind != KEPT:
-                stream = streams[ffn.name]
-                rows = _tokens(model, ffn, training, stream[: len(training)])
-                streams[ffn.name] = stream[len(training) :]  # of the rest nothing is needed any more
-                test = _tokens(model, ffn, held, streams[ffn.name])
+                inputs, residuals = walk.to(ffn)
+                rows, test = (
+                    _tokens(ffn, inputs[part], residuals[part], streams[ffn.name][part])
+                    for part in (slice(cut), slice(cut, None))
+                )
+                streams[ffn.name] = streams[ffn.name][cut:]  # of the rest nothing is needed any more
                 new = _fit(ffn, block, rows, refine, seed, undo)
                 error = test.error(ffn)
                 done = replace(done, parameters=ffn.parameters, error=error)
@@ -203,7 +202,9 @@ def compress_(
         if teacher is not None and replacements:
             progress("recovering", len(reports), len(ffns))
             recover_(model, teacher, replacements, training, steps=recover, seed=seed)
-            errors = {n.ffn.name: _tokens(model, n.ffn, held, streams[n.ffn.name]).error(n.ffn) for n in replacements}
+            walk, errors = Walk(model, held), {}
+            for ffn in (new.ffn for new in replacements):
+                errors[ffn.name] = _tokens(ffn, *walk.to(ffn), streams[ffn.name]).error(ffn)
             reports = [replace(report, error=errors.get(report.name, report.error)) for report in reports]
         agreed = agreement(original, [outputs_of(model, batch) for batch in held])
         undo.pop_all()
@@ -298,7 +299,7 @@ def _streams(model: Any, ffns: list[FFN], batches: list[Any]) -> dict[str, list[
     found: dict[str, list[Tensor]] = {ffn.name: [] for ffn in ffns}
 
     def note(ffn: FFN, seen: Observation) -> None:
-        found[ffn.name].append(_flat(seen.sum, batch))
+        found[ffn.name].append(flat(seen.sum, batch))
 
     with observe(ffns, note):
         for batch in batches:
@@ -306,28 +307,8 @@ def _streams(model: Any, ffns: list[FFN], batches: list[Any]) -> dict[str, list[
     return found
 
 
-def _observed(model: Any, ffn: FFN, batches: list[Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """Inputs of a block and the stream that it adds to, without padding, for each batch; the passes end there."""
-    inputs: list[Tensor] = []
-    residuals: list[Tensor] = []
-
-    def note(_: FFN, seen: Observation) -> None:
-        inputs.append(_flat(seen.inputs, batch))
-        residuals.append(_flat(seen.residual, batch))
-        raise _Seen
-
-    with observe([ffn], note):
-        for batch in batches:
-            try:
-                model(**place(batch, model))
-            except _Seen:
-                continue
-    return inputs, residuals
-
-
-def _tokens(model: Any, ffn: FFN, batches: list[Any], streams: list[Tensor]) -> Tokens:
-    """The rows of a block in the model as it is now."""
-    inputs, residuals = _observed(model, ffn, batches)
+def _tokens(ffn: FFN, inputs: list[Tensor], residuals: list[Tensor], streams: list[Tensor]) -> Tokens:
+    """The rows of a block: of each batch its inputs and the stream around it now, and the stream behind it before."""
     stream = torch.cat(streams).float()
     weight, scale = importance(ffn, stream)
     y = stream - torch.cat(residuals).float()
@@ -360,11 +341,7 @@ def _count(model: Any, ffn: FFN, batch: Mapping[str, Any]) -> int:
     """Tokens that are not padding; without a mask, as for images, the model must be asked what it makes of a batch."""
     if "attention_mask" in batch and "pixel_values" not in batch:
         return int(batch["attention_mask"].bool().sum())
-    return len(_observed(model, ffn, [batch])[0][0])
-
-
-def _flat(x: Tensor, batch: Mapping[str, Any]) -> Tensor:
-    return x.flatten(0, -2)[tokens_of(batch, x.shape[:-1]).to(x.device)]
+    return len(Walk(model, [batch]).to(ffn)[0][0])
 
 
 def _dtype(ffn: FFN) -> torch.dtype:
