@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from snnk.experiments import EXPERIMENTS, records
+from snnk.experiments import EXPERIMENTS
 from snnk.experiments import bundled_transformers as experiment
 from snnk.experiments.records import Results
 
@@ -15,17 +15,8 @@ WIDTH = 4 * D
 LAYER = 4 * (D * D + D) + 2 * D * WIDTH + WIDTH + D + 4 * D  # attention, block, two LayerNorms
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_commit():
-    """Rows are taken over within a commit only; one that is made while tests run must not matter."""
-    known = records.environment()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "environment", lambda: known)
-        yield
-
-
 @pytest.fixture(scope="module")
-def results(tmp_path_factory, one_commit):
+def results(tmp_path_factory):
     results = Results(tmp_path_factory.mktemp("rows") / "bundled-transformers.json", experiment.Config())
     assert len(list(experiment.run(experiment.Config(), results))) == experiment.total(experiment.Config()) == 28
     return results

@@ -1,11 +1,13 @@
 import json
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 import snnk
 from snnk.cli import main
-from snnk.experiments import EXPERIMENTS, estimate
-from snnk.experiments.records import Results
+from snnk.experiments import EXPERIMENTS, estimate, records
+from snnk.experiments.records import Results, Stored
 
 
 def run(capsys, *args):
@@ -96,3 +98,41 @@ def test_rows_are_resumed_for_the_same_configuration_only(tmp_path):
     assert again[0]["urf"] == -1.0 and again[1]["urf"] > 0
     other = estimate.Config(dim=4, features=(4, 8), draws=2)
     assert next(estimate.run(other, Results(path, other)))["urf"] > 0
+    (kept,) = tmp_path.glob("rows.*.json")  # rows of the first configuration are not lost
+    assert Stored(kept).rows[0]["urf"] == -1.0 and len(Stored(path).rows) == 1
+
+
+def test_rows_of_other_commits_and_seeds_are_taken_over(tmp_path, monkeypatch):
+    @dataclass(frozen=True)
+    class Config:
+        size: int = 3
+        seeds: int = 1
+
+    path = tmp_path / "rows.json"
+    monkeypatch.setattr(records, "_commit", lambda: "first")
+    Results(path, Config(seeds=2), source={"model": "some"}).add({"seed": 0, "bad": [1.0, float("nan")]})
+    monkeypatch.setattr(records, "_commit", lambda: "second")
+    again = Results(path, Config(), source={"model": "some"})
+    again.add({"seed": 1})
+    assert Stored(path).rows == [{"seed": 0, "bad": [1.0, None], "commit": "first"}, {"seed": 1, "commit": "second"}]
+    assert Stored(path).config == {"size": 3, "seeds": 2}
+    for config, source in ((Config(size=4), "some"), (Config(), "other")):
+        assert Results(path, config, source={"model": source}).aside is not None
+    assert len(list(tmp_path.iterdir())) == 1  # nothing is moved before the first row
+
+
+def test_a_full_disk_leaves_the_rows(tmp_path, monkeypatch):
+    config = estimate.Config(dim=4)
+    results = Results(tmp_path / "rows.json", config)
+    results.add({"seed": 0})
+
+    def fail(self, text):
+        with self.open("w") as file:
+            file.write(text[:10])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(Path, "write_text", fail)
+        results.add({"seed": 1})
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.json"]
+    assert [row["seed"] for row in Results(tmp_path / "rows.json", config)] == [0]

@@ -206,14 +206,18 @@ def test_the_closed_form_start_is_better_than_a_random_one(root, tmp_path):
 
 
 def test_no_steps_leave_the_closed_form(root, tmp_path, monkeypatch):
-    monkeypatch.setattr("snnk.finetune.run.START_ROWS", 64)
+    monkeypatch.setattr("snnk.finetune.run.START_ROWS", 1)
+    monkeypatch.setattr("snnk.finetune.run.FIT_BATCH", 16)
+    monkeypatch.setattr("snnk.finetune.run.PER_FEATURE", 2)
+    started = finetune(make_config(root, tmp_path / "other", method="linear-probe", max_steps=1))
+    assert started.metrics["classifier_start"]["rows"] == 2 * started.model.config.hidden_size
     found = finetune(make_config(root, tmp_path / "out", method="linear-probe", max_steps=0)).metrics
     assert found["training"]["steps"] == found["training"]["planned_steps"] == 0
-    assert found["classifier_start"]["rows"] == 64 and found["scores"]["validation"]["loss"] < 0.65
+    assert found["classifier_start"]["rows"] > 100 and found["scores"]["validation"]["loss"] < 0.65
     model, _ = load(tmp_path / "out")
     assert model.classifier.weight.any()
     with pytest.raises(ValueError, match="max_steps must be a positive integer; got -1"):
-        make_config(root, tmp_path / "other", max_steps=-1).settings(images=False, large=False)
+        make_config(root, tmp_path / "none", max_steps=-1).settings(images=False, large=False)
 
 
 def test_a_plain_load_of_a_mean_pooled_model_fails(root, tmp_path):

@@ -53,10 +53,11 @@ def finetune_command(
     classification: Annotated[
         bool, typer.Option("--classification", help="Labels are classes, also 0.0 and 1.0.")
     ] = False,
-    learning_rate: Annotated[float | None, typer.Option(help="These four: the paper's for the method.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="These five: the paper's for the method.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Of all processes together.")] = None,
     epochs: Annotated[int | None, typer.Option(help="At most.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Of the optimizer.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="Of the rate: constant or linear (to 0).")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Instead of epochs; 0: the closed form only.")] = None,
     max_length: Annotated[int, typer.Option(help="Tokens of one text or pair, at most what the model takes.")] = 128,
     patience: Annotated[int | None, typer.Option(help="Epochs without improvement before it stops.")] = None,

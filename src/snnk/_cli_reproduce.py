@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -41,10 +42,16 @@ def reproduce(
             raise ValueError(f"{name} takes no --seeds: what is random in it is averaged already, or nothing is")
         config = replace(config, seeds=seeds)
     results = Results(out / f"{name}.json", config, source=source.names)
+    others = Counter(row["commit"] for row in results if row.get("commit") != results.environment["commit"])
+    for commit, count in others.items():
+        console.print(f"{count} rows are there from commit {commit}; for new ones name another --out")
+    if results.aside is not None:
+        console.print(f"rows of another configuration are in {results.path}: they go to {results.aside}")
     start = time.perf_counter()
     rows = experiment.run(config, results, source)
     list(track(rows, name, total=experiment.total(config), console=console, transient=True))
     keys = dict.fromkeys(key for row in results for key, value in row.items() if not isinstance(value, list | dict))
+    keys.pop("commit", None)
     console.print(show(f"{name}: {experiment.FIGURE}", {key: key.replace("_", " ") for key in keys}, results))
     columns = {"paper": "paper", "ours": "ours", "holds": "holds"}
     console.print(show("claims", columns, experiment.claims(results)))

@@ -40,11 +40,12 @@ SIZES: dict[str, int | None] = {  # features, rank or width
 class Config:
     """Rates between the first and the last are tried first, then the next while the best is at the edge."""
 
-    tasks: tuple[str, ...] = ("cola", "stsb", "mrpc", "sst2")
+    tasks: tuple[str, ...] = ("sst2", "stsb", "mrpc", "cola")
     methods: tuple[str, ...] = tuple(SIZES)
     rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
-    max_steps: int = 240
-    batch_size: int = 16
+    max_steps: int = 150
+    batch_size: int = 32
+    schedule: str = "linear"
     max_length: int = 128
     train_rows: int = 10_000  # of a task, at most
     pooling: str = "mean"
@@ -100,6 +101,7 @@ def measure(key: Row, config: Config, files: Mapping[str, Any]) -> Row:
         learning_rate=key["learning_rate"],
         max_steps=config.max_steps,
         batch_size=config.batch_size,
+        schedule=config.schedule,
         max_length=config.max_length,
         limit_train=config.train_rows,
         pooling=config.pooling,

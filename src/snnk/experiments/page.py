@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from snnk.experiments import EXPERIMENTS
-from snnk.experiments.records import Stored
+from snnk.experiments.records import Stored, written
 
 NAME = "README.md"
 
@@ -55,9 +54,8 @@ def write_page(folder: Path) -> Path:
         "Nothing."
     ]
     path = folder / NAME
-    temporary = folder / f".{NAME}.{os.getpid()}"
-    temporary.write_text("\n".join(lines) + "\n")
-    temporary.replace(path)
+    with written(path) as temporary:
+        temporary.write_text("\n".join(lines) + "\n")
     return path
 
 

@@ -9,7 +9,9 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,36 +22,53 @@ import torch
 import snnk
 
 Row = dict[str, Any]
+OPTIONAL = ("transformers", "peft", "accelerate", "scikit-learn", "scikit-image")
 
 
 def environment() -> dict[str, str]:
-    """Versions, hardware and, in a checkout, the commit that the rows come from."""
-    here = Path(__file__).parent
-    try:
-        run = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=5
-        )
-        commit = run.stdout.strip() if run.returncode == 0 else ""
-    except (OSError, subprocess.SubprocessError):
-        commit = ""
-    return {
+    """Versions, hardware and, in a checkout, the commit."""
+    found = {
         "snnk": snnk.__version__,
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "scipy": scipy.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "commit": commit,
+        "threads": str(torch.get_num_threads()),
+        "commit": _commit(),
     }
+    for name in OPTIONAL:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str:
+    """Of the checkout that this file belongs to; "" where it is installed, maybe inside another repository."""
+    here = Path(__file__)
+    try:
+        for command in (["ls-files", "--error-unmatch", here.name], ["describe", "--always", "--dirty"]):
+            git = ["git", "-C", str(here.parent), *command]
+            run = subprocess.run(git, capture_output=True, text=True, timeout=5)
+            if run.returncode:
+                return ""
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return run.stdout.strip()
 
 
 class Results:
     """Rows of one configuration in one JSON file; a second run finds those that are done.
 
+    Rows of the same configuration are taken over also from another commit, which each row names, and whatever the
+    number of seeds. A file with rows of another configuration is renamed, not overwritten, when the first row comes.
+
     Args:
         path: the file. It is replaced as a whole under a temporary name, so it is never half-written.
-        config: a dataclass instance; rows of another configuration, version or commit in the file are not taken over.
-        resume: take over rows at all; a benchmark measures anew.
+        config: a dataclass instance.
+        resume: take over rows at all; a benchmark measures anew, and replaces the file.
         source: names of data and model, kept beside the configuration.
     """
 
@@ -57,15 +76,25 @@ class Results:
         self, path: Path, config: Any, *, resume: bool = True, source: Mapping[str, str] | None = None
     ) -> None:
         self.path = path
-        self.config, self.source = asdict(config), dict(source or {})
+        self.config, self.source = json.loads(json.dumps(asdict(config))), dict(source or {})
         self.environment = environment()
-        key = [self.config, self.environment["snnk"], self.environment["commit"], *self.source.items()]
-        self.hash = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
         self.rows: list[Row] = []
+        self.aside: Path | None = None  # where the file that is there will go
         if path.exists():
             stored = Stored(path)
             if resume and stored.hash == self.hash:
                 self.rows = stored.rows
+                if "seeds" in self.config:
+                    self.config["seeds"] = max(self.config["seeds"], stored.config["seeds"])
+            elif resume and stored.rows:
+                self.aside = path.with_name(f"{path.stem}.{stored.hash}{path.suffix}")
+
+    @property
+    def hash(self) -> str:
+        """Of what makes rows comparable: configuration, version, data and model."""
+        settings = {key: value for key, value in self.config.items() if key != "seeds"}
+        key = [settings, self.environment["snnk"], *self.source.items()]
+        return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
 
     def find(self, **key: Any) -> Row | None:
         """The row with these values, if it has been computed."""
@@ -73,14 +102,17 @@ class Results:
 
     def add(self, row: Row) -> Row:
         """Add a row and write the file; a figure that is not finite becomes null, which JSON has."""
-        row = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        row = _plain(row)
+        row.setdefault("commit", self.environment["commit"])
+        if self.aside is not None:
+            self.path.replace(self.aside)
+            self.aside = None
         self.rows.append(row)
         body: Row = {"config": self.config, "config_hash": self.hash, "environment": self.environment}
         body |= {"source": self.source, "rows": self.rows}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(body, indent=1) + "\n")
-        temporary.replace(self.path)
+        with written(self.path) as temporary:
+            temporary.write_text(json.dumps(body, indent=1, allow_nan=False) + "\n")
         return row
 
     def __iter__(self) -> Iterator[Row]:
@@ -93,18 +125,37 @@ class Stored(Results):
     def __init__(self, path: Path) -> None:
         try:
             stored = json.loads(path.read_text())
-            self.config, self.environment = dict(stored["config"]), dict(stored["environment"])
-            self.hash, self.source = str(stored["config_hash"]), dict(stored.get("source", {}))
+            self.config, self.environment = dict(stored["config"]), {"snnk": "", **stored["environment"]}
+            self.source = dict(stored.get("source", {}))
             self.rows = [dict(row) for row in stored["rows"]]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a result file of snnk; move it away or name another --out") from error
-        self.path = path
+        self.path, self.aside = path, None
+
+
+def _plain(value: Any) -> Any:
+    """The same with null for figures that are not finite."""
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """A temporary name beside a file, which takes its place if all goes well and else leaves nothing."""
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def save_figure(figure: Any, path: Path) -> Path:
     """Write a matplotlib figure under a temporary name, then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    figure.savefig(temporary, dpi=130, bbox_inches="tight")
-    temporary.replace(path)
+    with written(path) as temporary:
+        figure.savefig(temporary, dpi=130, bbox_inches="tight")
     return path

@@ -59,6 +59,7 @@ class FinetuneConfig:
     epochs: int | None = None
     max_steps: int | None = None
     weight_decay: float | None = None
+    schedule: str | None = None
     patience: int | None = None
     bf16: bool = False
     seed: int = 0

@@ -41,7 +41,7 @@ from snnk.models import write_json
 FORMAT = "snnk.Finetune/1"
 LARGE = 50_000  # rows from which the paper's settings for large data sets hold
 FIT_ROWS = 20_000  # for a closed form, at most
-START_ROWS = 5_000  # for one that is only where training starts
+START_ROWS, PER_FEATURE = 2000, 5  # the larger of these for one that is only where training starts
 FIT_BATCH = 64
 
 
@@ -115,16 +115,15 @@ def finetune(
     )
     if not found.main:
         return FinetuneResult(out, model, processor, {}, main=False)
-    sizes = {"batch_size": settings.batch_size}
+    best = {k: v for k, v in found.history[found.best].items() if k not in ("epoch", "step", "train_loss")}
+    scores: dict[str, Any] = {"validation": best}
     finish = None
-    if method.finish is not nothing:  # merging and bundling are exact but for rounding: let readers see it
-        finish = {"validation_before": evaluate(model, inputs.validation, inputs.metrics, **sizes)}
     model = method.finish(model, setup).eval()
-    scores: dict[str, Any] = {"validation": evaluate(model, inputs.validation, inputs.metrics, **sizes)}
-    if finish is not None:
-        finish["validation_after"] = scores["validation"]
+    if method.finish is not nothing:  # merging and bundling are exact but for rounding: let readers see it
+        scores["validation"] = evaluate(model, inputs.validation, inputs.metrics, settings.batch_size)
+        finish = {"validation_before": best, "validation_after": scores["validation"]}
     if inputs.test is not None:
-        scores["test"] = evaluate(model, inputs.test, inputs.metrics, **sizes)
+        scores["test"] = evaluate(model, inputs.test, inputs.metrics, settings.batch_size)
     adapter = hasattr(model, "peft_config")
     metrics = {
         "format": FORMAT,
@@ -262,7 +261,9 @@ def _start(model: Any, method: Method, setup: Setup, config: FinetuneConfig, say
     if method.fit_head:
         fit = hf.fit_head_(model, setup.batches())
     else:
-        fit = hf.start_classifier_(model, setup.batches()[: -(-START_ROWS // FIT_BATCH)])
+        rows = max(START_ROWS, PER_FEATURE * getattr(model.config, "hidden_size", 0))
+        rows = FIT_ROWS if config.max_steps == 0 else rows
+        fit = hf.start_classifier_(model, setup.batches()[: -(-rows // FIT_BATCH)])
     say(f"classifier started from its closed form: {fit}")
     return {
         "kind": "closed-form",
