@@ -37,7 +37,7 @@ def summary(results: Results, config: Config) -> list[tuple[str, float, str]]:
     """(method, mean of dev over tasks, line), best first."""
     lines = []
     for method in config.methods:
-        rows = [r for r in results if r["method"] == method and r["stage"] == "final"]
+        rows = [r for r in results if (r["method"], r["stage"]) == (method, "final") and r["dev"] is not None]
         if not rows:
             continue
         cells, means = [], []

@@ -28,7 +28,7 @@ def results(tmp_path_factory):
 def test_every_cell(results, model, form, k):
     row = results.find(model=model, form=form, replaced=k)
     assert row["paper_G"] == experiment.PAPER[model]["multiply-adds", form][k]
-    assert abs(row["multiply_adds_G"] - row["paper_G"]) < 0.65
+    assert abs(row["with_biases_G"] - row["paper_G"]) < 0.65
     # the first linear layer becomes projection and A; bundled, the second one becomes a matrix with m columns too
     saved = D * WIDTH + WIDTH - M * D - M * WIDTH if form == "training" else 2 * D * WIDTH + WIDTH - 2 * M * D
     full = {"BERT": 109_482_240, "ViT": 86_567_656}[model]
@@ -43,7 +43,7 @@ def test_multiply_adds_are_those_of_the_formulas(results):
     linear = tokens * (4 * (D + 1) * D + (D + 1) * WIDTH + (WIDTH + 1) * D)
     full = 12 * (linear + attention) + 64 * (D + 1) * D
     bundled = full - 6 * tokens * ((D + 1) * WIDTH + WIDTH * D - 2 * M * D)
-    found = [results.find(model="BERT", form="inference", replaced=k)["multiply_adds_G"] for k in (0, 6)]
+    found = [results.find(model="BERT", form="inference", replaced=k)["with_biases_G"] for k in (0, 6)]
     assert [round(giga * 1e9) for giga in found] == [full, bundled]
 
 
@@ -53,8 +53,24 @@ def test_claims_read_rows_and_say_why_parameters_differ(results):
     assert all(claim["holds"] for claim in flops)
     assert [claim["holds"] for claim in parameters] == [True, True, *[False] * 5] * 4
     assert all((experiment.REASON in claim["ours"]) != claim["holds"] for claim in parameters)
+    assert all(claim["ours"].endswith("the paper's within 1 M") for claim in parameters if not claim["holds"])
     assert [claim["holds"] for claim in stored] == [False, False]
     assert "325 MB" in stored[0]["ours"] and "226.71" in stored[0]["paper"]
+    assert all("not the paper's either" in claim["ours"] for claim in stored)
+    assert {claim["tolerance"] for claim in table} == {"1 G", "1 M", "1 MB"}
+
+
+def test_reasons_are_checked_not_printed(results, tmp_path):
+    row = dict(results.find(model="BERT", form="inference", replaced=6), as_one_object_M=60.0)
+    changed = Results(tmp_path / "rows.json", experiment.Config())
+    changed.rows = [row]
+    assert (
+        "60.0 M if the k replaced layers are one object, which is not the paper's"
+        in experiment.claims(changed)[1]["ours"]
+    )
+    older = {("multiply_adds_G" if key == "with_biases_G" else key): value for key, value in row.items()}
+    changed.rows = [older]
+    assert experiment.claims(changed)[0] == experiment.claims(results)[13] and experiment.plot(changed).axes
 
 
 def test_plot_and_rows_can_be_written_and_found_again(results):

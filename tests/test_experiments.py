@@ -3,7 +3,7 @@
 import gzip
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from snnk.cli import main
-from snnk.experiments import EXPERIMENTS, data, mnist, trainable_parameters, uci
+from snnk.experiments import EXPERIMENTS, data, mnist, pointwise, trainable_parameters, uci
 from snnk.experiments.page import write_page
 from snnk.experiments.records import Results, Stored
-from snnk.experiments.training import evaluate, fit_classifier
+from snnk.experiments.training import evaluate, fit_classifier, mlp
 
 
 def run(capsys, *args):
@@ -109,11 +109,12 @@ def test_images_through_datasets(tmp_path, monkeypatch):
 
     for split in ("train", "test"):
         for label in range(2):
-            folder = tmp_path / split / str(label)
+            folder = tmp_path / "images" / split / str(label)
             folder.mkdir(parents=True)
             Image.fromarray(np.full((28, 28), 255 * label, np.uint8)).save(folder / "a.png")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(data.DATASETS, "mnist", replace(data.DATASETS["mnist"], hub=str(tmp_path)))
+    known = replace(data.DATASETS["mnist"], hub=str(tmp_path / "images"), rows={"train": 2, "test": 2})
+    monkeypatch.setitem(data.DATASETS, "mnist", known)
     splits = data.mnist(data.Source(data.HUB))
     assert splits["train"].x.shape == (2, 784) and (splits["train"].x.mean(1).long() == splits["train"].y).all()
 
@@ -133,7 +134,7 @@ def test_training_keeps_the_best_epoch():
     made = []
 
     def make():
-        made.append(mnist.network(6, 3, 32, mnist.Config(hidden=32), seed=0))
+        made.append(mlp((6, 32, 32, 3), 32, mnist.Config(), seed=0))
         return made[0]
 
     before = torch.random.get_rng_state()
@@ -145,15 +146,33 @@ def test_training_keeps_the_best_epoch():
     assert row["test_accuracy"] > 0.7 and row["train_losses"][-1] < row["train_losses"][0]
 
 
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_network_that_diverges_is_reported(late, tmp_path):
+    """NaN from the first epoch on, or from a later one: training ends, and the best finite epoch is kept."""
+
+    class Breaking(torch.nn.Linear):
+        def forward(self, x):
+            self.calls = getattr(self, "calls", 0) + self.training
+            return super().forward(x) * (float("nan") if self.calls > late else 1.0)
+
+    whole = data.made(60, 6, 3, seed=0)
+    parts = dict.fromkeys(("train", "validation", "test"), whole)
+    row = fit_classifier(lambda: Breaking(6, 3), parts, epochs=4, batch_size=60, learning_rate=1e-2, seed=0)
+    stored = Results(tmp_path / "rows.json", mnist.Config()).add(row)
+    assert [loss is None for loss in stored["validation_losses"]] == [False] * late + [True] * (4 - late)
+    assert stored["best_epoch"] == (late or 1)
+
+
 def test_parameters_of_the_papers_networks():
     dense, ours = (
-        sum(p.numel() for p in mnist.network(784, 10, m, mnist.Config(), 0).parameters()) for m in (None, 32)
+        sum(p.numel() for p in mlp((784, 512, 512, 10), m, mnist.Config(), 0).parameters()) for m in (None, 32)
     )
     assert dense == 784 * 512 + 512 + 512 * 512 + 512 + 5130
     assert ours == 784 * 512 + 512 + 512 * 32 + 5130
-    assert [
-        sum(p.numel() for p in uci.network(kind, 54, 7, 64, uci.Config(), 0).parameters()) for kind in ("MLP", "SNNK")
-    ] == [54 * 512 + 512 + 512 * 64 + 64 + 64 * 7 + 7, 54 * 512 + 512 + 64 * 64 + 64 * 7 + 7]
+    assert [sum(p.numel() for p in mlp((54, 512, 64, 7), m, uci.Config(), 0).parameters()) for m in (None, 64)] == [
+        54 * 512 + 512 + 512 * 64 + 64 + 64 * 7 + 7,
+        54 * 512 + 512 + 64 * 64 + 64 * 7 + 7,
+    ]
 
 
 def test_mnist_resumes_and_reads_real_files(capsys, tmp_path, digits, monkeypatch):
@@ -177,25 +196,95 @@ def test_seeds_where_there_are_none(capsys, tmp_path):
     assert code == 2 and "takes no --seeds" in err
 
 
-def test_claims_come_from_rows():
-    class Rows(Results):
-        def __init__(self, rows):
-            self.rows, self.config = rows, {"seed": 0}
+class Rows(Results):
+    def __init__(self, rows, **config):
+        self.rows, self.config = rows, {"seed": 0, **config}
 
+
+def test_claims_of_mnist(tmp_path):
     def row(m, accuracy, loss):
-        return {"num_features": m, "test_accuracy": accuracy, "test_loss": 0.1, "train_losses": [loss], "seed": 0}
+        name = "SNNK" if m else "MLP"
+        counts = {"trained": m or 900, "frozen": 7 * (m or 0), "test_rows": 10_000, "seed": 0}
+        return (
+            {"network": name, "num_features": m, "test_accuracy": accuracy, "test_loss": 0.1}
+            | counts
+            | {"train_losses": [1.0, loss]}
+        )
 
-    table = mnist.claims(Rows([row(None, 0.98, 0.1), row(16, 0.99, 0.2), row(32, 0.981, 0.2), row(64, 0.97, 0.2)]))
-    assert [c["holds"] for c in table] == [True, False, False]
-    assert "98.10 %" in table[0]["ours"] and "0.2000" in table[2]["ours"]
+    rows = [row(None, 0.98, 0.1), row(16, 0.99, 0.09), row(32, 0.983, 0.08), row(64, 0.981, 0.08), row(128, 0.97, 0.05)]
+    table = mnist.claims(Rows(rows))
+    assert [c["holds"] for c in table] == [True, False, False, True]
+    assert table[0]["ours"] == "98.30 %, MLP 98.00 %; 32 trained and 224 frozen against 900"
+    assert "98.10 %, MLP 98.00 % (a tie)" in table[1]["ours"] and "tie" not in table[2]["ours"]
+    assert "10,000 answers, 0.19 points" in table[0]["tolerance"]
+    assert "16: 0.0900, 32: 0.0800" in table[3]["ours"]
+    # one number of features with a higher loss is enough
+    assert not mnist.claims(Rows([*rows[:4], row(256, 0.99, 0.11)]))[-1]["holds"]
+    lost = {**row(64, 0.1, None), "test_loss": None}
+    table = mnist.claims(Rows([*rows[:3], lost]))
+    assert [(c["ours"] == "diverged", c["holds"]) for c in table] == [(False, True), (True, False), (True, False)]
+    mnist.plot(Rows([*rows[:3], lost])).savefig(tmp_path / "mnist.png")
+    assert mnist.claims(Rows(rows[1:])) == mnist.claims(Rows(rows[:1])) == []
+
+
+def test_claims_of_uci(tmp_path):
+    def row(kind, width, trained, validation, loss):
+        counts = {"trained": trained, "frozen": 400 * (kind == "SNNK"), "best_epoch": 2, "seed": 0}
+        losses = {"validation_losses": [9.0, validation, None], "test_loss": loss, "test_accuracy": 0.5}
+        return {"dataset": "covertype", "network": kind, "width": width, **counts, **losses}
+
+    # the least test loss is not the least validation loss: the width is chosen by the latter
+    snnk = [row("SNNK", 8, 100, 0.52, 0.40), row("SNNK", 16, 200, 0.500, 0.51)]
+    small, near, large = (
+        row("MLP", 8, 150, 0.60, 0.60),
+        row("MLP", 16, 300, 0.504, 0.507),
+        row("MLP", 32, 900, 0.3, 0.3),
+    )
+    same, least = uci.claims(Rows([*snnk, small, near, large]))
+    assert same["holds"] and "at 2 of 2 widths" in same["ours"] and same["tolerance"] == "1 % of the test loss"
+    assert "16: SNNK 0.5100 (50.00 %) with 200 trained and 400 frozen, MLP 0.5070" in same["ours"]
+    assert least["holds"] and "SNNK, width 16 by validation" in least["ours"]
+    assert "least MLP as good, width 16: 0.5070 (50.00 %) with 300 trained; stored 600, not fewer" in least["ours"]
+    same, least = uci.claims(Rows([*snnk, row("MLP", 8, 150, 0.49, 0.6), row("MLP", 16, 300, 0.4, 0.5)]))
+    assert not same["holds"] and "at 1 of 2 widths" in same["ours"]  # 0.51 is 2 % above 0.5
+    assert not least["holds"] and "width 8: 0.6000 (50.00 %) with 150 trained; stored 600, not" in least["ours"]
+    _, least = uci.claims(Rows([*snnk, small]))
+    assert least["holds"] and "no MLP up to width 8 is as good" in least["ours"]
+    lost = [{**r, "validation_losses": [None] * 3, "test_loss": None} for r in snnk]
+    table = uci.claims(Rows([*lost, small, near]))
+    assert [(c["ours"], c["holds"]) for c in table] == [("diverged", False)] * 2
+    assert "width 16 by" in uci.claims(Rows([lost[0], snnk[1], small, near]))[1]["ours"]
+    figure = uci.plot(Rows([*snnk, *lost, small, near]))
+    figure.savefig(tmp_path / "uci.png")
+    assert len(figure.axes[0].lines) == 3  # trained, and for SNNK with the frozen ones
+    assert uci.claims(Rows([small])) == []
+
+
+def test_claims_of_pointwise():
+    def row(layer, p, mean, std):
+        return {"layer": layer, "estimator": "paper", "projections": p, "mean": mean, "std": std, "draws": 9}
+
+    rows = [row("sine", 2, 0.7, 0.5), row("sine", 64, 0.19, 1e-9), row("sine", 128, 0.1, 1e-9)]
+    rows += [row("arc-cosine", 64, 0.21, 1e-8), row("arc-cosine", 128, 0.1, 1e-9)]
+    table = pointwise.claims(Rows(rows, dim=2000))
+    assert [c["holds"] for c in table] == [True, False, False, True]
+    assert "arc-cosine" in table[2]["paper"] and table[2]["ours"].endswith("0.210; below 0.2 from p = 128")
+    assert table[1]["ours"].startswith("spread over 9 draws 0.5 at p = 2") and table[1]["tolerance"] == "below 1e-06"
+    assert pointwise.claims(Rows([], dim=2000)) == []
 
 
 def test_page_has_every_claim_and_what_is_missing(capsys, tmp_path):
     code, _, _ = run(capsys, "reproduce", "uci", "--quick", "--seeds", "2", "--out", str(tmp_path))
     assert code == 0 and len(Stored(tmp_path / "uci.json").rows) == 2 * uci.total(uci.QUICK)
+    claims = uci.claims(Stored(tmp_path / "uci.json"))
     page = write_page(tmp_path).read_text()
-    for claim in uci.claims(Stored(tmp_path / "uci.json")):
-        assert claim["paper"] in page and claim["ours"] in page
+    assert claims and not any(claim["paper"] in page for claim in claims)  # small data show nothing
+    larger = json.loads((tmp_path / "uci.json").read_text())
+    larger["config"]["rows"] += 1
+    (tmp_path / "uci.json").write_text(json.dumps(larger))
+    page = write_page(tmp_path).read_text()
+    for claim in claims:
+        assert claim["paper"] in page and claim["ours"] in page and claim["tolerance"] in page
     assert "![uci](uci.png)" in page and "- mnist: " in page.split("## Not run here")[1]
     assert "- uci: " not in page
     (tmp_path / "empty").mkdir()
@@ -207,21 +296,62 @@ def test_page_has_every_claim_and_what_is_missing(capsys, tmp_path):
 def test_every_experiment_has_its_parts():
     for name, module in EXPERIMENTS.items():
         assert module.FIGURE and module.NEEDS and module.TIME and module.__doc__, name
-        assert module.total(module.QUICK) > 0 and hash(module.QUICK) is not None
+        assert isinstance(module.QUICK, module.Config) and module.Config() != module.QUICK, name
+        assert module.total(module.QUICK) > 0
+        with pytest.raises(FrozenInstanceError):
+            module.QUICK.seed = 1
 
 
-def test_trainable_parameters(tmp_path):
-    config = trainable_parameters.QUICK
-    results = Results(tmp_path / "rows.json", config)
-    rows = {r["method"]: r["trained"] for r in trainable_parameters.run(config, results) if r["model"] == "BERT"}
-    assert len(results.rows) == trainable_parameters.total(config)
-    assert rows["SNNK adapters"] == 24 * (768 * 16 + 768) == 313_344
-    assert rows["Houlsby adapters"] == 24 * (2 * 768 * 48 + 48 + 768)
-    assert rows["Pfeiffer adapters"] == rows["Houlsby adapters"] / 2
-    assert rows["LoRA"] == 12 * 2 * 2 * 768 * 8
-    assert rows["SNNK pooler and classifier, merged"] == 512 * 2 + 2
-    holds = {c["paper"]: c["holds"] for c in trainable_parameters.claims(results)}
-    assert [claim for claim, held in holds.items() if not held] == ["BERT, pooler and classifier: 0.059 M"]
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    config = trainable_parameters.Config()
+    results = Results(tmp_path_factory.mktemp("rows") / "rows.json", config)
+    assert len(list(trainable_parameters.run(config, results))) == trainable_parameters.total(config)
+    return results
+
+
+def test_trainable_parameters(counted):
+    rows = {(r["model"], r["method"]): r["trained"] for r in counted}
+    bert, vit = ({method: n for (model, method), n in rows.items() if model == name} for name in ("BERT", "ViT"))
+    assert trainable_parameters.total(trainable_parameters.QUICK) == len(rows) - len(vit)
+    assert bert["SNNK adapters"] == vit["SNNK adapters"] == 24 * (768 * 16 + 768) == 313_344
+    assert bert["Houlsby adapters"] == 24 * (2 * 768 * 48 + 48 + 768)
+    assert bert["Pfeiffer adapters"] == bert["Houlsby adapters"] / 2
+    assert bert["LoRA"] == vit["LoRA"] == 12 * 2 * 2 * 768 * 8
+    assert bert["SNNK pooler and classifier, merged"] == 256 * 2 + 2
+    assert vit["SNNK adapters, 32 features"] == 24 * (768 * 32 + 768)
+    assert vit["attention tuning"] == 12 * 4 * (768 * 768 + 768) and vit["LayerNorm tuning"] == 25 * 2 * 768
+    assert vit[trainable_parameters.CIFAR100] == 12 * (2 * 768 * 64 + 64 + 768) + 76_900
+    toys = [(256 * 256 + 256) * n + 256 * 4 + 1 for n in (3, 1)]
+    assert [rows["SIREN", f"SIREN, {n} hidden"] for n in (3, 1)] == toys
+    assert [rows["SIREN", f"SNNK, {n} hidden"] for n in (3, 1)] == [n - 256 * 257 + 256 * 64 for n in toys]
+    assert (rows["QPNN", "QPNN"], rows["QPNN", "SNNK"]) == (128 * 128 + 128 * 5 + 1, 128 * 32 + 128 * 4 + 1)
+
+
+def test_claims_of_trainable_parameters(counted):
+    table = {c["paper"]: c for c in trainable_parameters.claims(counted)}
+    assert [paper for paper, c in table.items() if not c["holds"]] == [
+        "BERT, pooler and classifier: 0.059 M",
+        "ViT, LoRA: 0.22 M",
+        "ViT, BitFit: 0.36 M",
+        "ViT, LayerNorm tuning: 0.08 M",
+        "ViT, attention tuning: 28.41 M",
+        "an SNNK adapter trains (d + 1) x features = 12,304",
+        "bundled final layers train about 1/30 of pooler and classifier",
+    ]
+    assert not any("unexplained" in c["ours"] for c in table.values())
+    assert table["BERT, full: 110 M"]["tolerance"] == "1 M"
+    assert table["BERT, BitFit: 0.1 M"]["tolerance"] == "rounded or cut off at 0.1 M"
+    assert table["pooler and classifier are 18.92 Megabit"]["ours"] == "18.92 without biases, 18.95 with them"
+
+
+@pytest.mark.parametrize(
+    ("trained", "holds"),
+    [(0, False), (49_999, False), (50_000, True), (100_000, True), (199_999, True), (200_000, False)],
+)
+def test_rounding_or_cutting_off_is_all_that_is_allowed(trained, holds):
+    rows = [{"model": "BERT", "method": "BitFit", "trained": trained, "paper_M": 0.1}]
+    assert [c["holds"] for c in trainable_parameters.claims(Rows(rows))] == [holds]
 
 
 def test_the_page_of_the_project_is_what_its_rows_say(tmp_path):

@@ -1,5 +1,6 @@
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,17 @@ from scipy import stats
 from sklearn import metrics
 from test_hf_data import make_images, make_tokenizer
 
-from snnk.finetune.data import GLUE, Data, Labels, encode_texts, glue_files, image_files, read_columns, text_column
+from snnk.finetune.data import (
+    GLUE,
+    Data,
+    Labels,
+    encode_texts,
+    glue_files,
+    image_files,
+    miscounted,
+    read_columns,
+    text_column,
+)
 from snnk.finetune.scores import METRICS, score
 
 COLUMNS = {"id": ["1", "2", "3"], "body": ['she said "no', "a, b", "c"], "label": ["x", "y", "x"]}
@@ -61,6 +72,15 @@ def test_bad_files(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
         read_columns(tmp_path / name)
+
+
+@pytest.mark.parametrize("harm", [lambda raw: raw[:-12], lambda raw: raw[:10] + bytes([raw[10] | 6]) + raw[11:]])
+def test_a_damaged_gzip_file(tmp_path, harm):
+    """Cut short; with a kind of block that zlib does not know."""
+    path = write(tmp_path, "tsv.gz")
+    path.write_bytes(harm(path.read_bytes()))
+    with pytest.raises(ValueError, match=r"data\.tsv\.gz cannot be read"):
+        read_columns(path)
 
 
 def test_what_is_no_file_is_a_hub_name(monkeypatch):
@@ -189,8 +209,21 @@ def test_glue_files(tmp_path, task):
     columns = read_columns(train, row.columns)
     assert columns[row.text] == [f'{row.text} "{i}' for i in range(3)] and len(columns[row.label]) == 3
     assert set(row.metrics) <= set(METRICS)
-    with pytest.raises(FileNotFoundError, match=rf"no train.tsv or train.tsv.gz of {row.folder}"):
+    with pytest.raises(FileNotFoundError, match=rf"no train.tsv or train.tsv.gz of {row.folder} .*gluebenchmark\.com"):
         glue_files(task, Path(tmp_path / "none"))
+    counts = " and ".join(f"{rows:,}" for rows in row.rows)
+    dev_rows = len(lines[:2]) - (row.columns is None)
+    assert miscounted(task, tmp_path) == f"{row.folder}: 3 and {dev_rows} rows of train and dev where GLUE has {counts}"
+
+
+def test_as_many_rows_as_glue_has_are_not_mentioned(tmp_path, monkeypatch):
+    monkeypatch.setitem(GLUE, "rte", replace(GLUE["rte"], rows=(2, 1)))
+    for part, rows in (("train", 2), ("dev", 1)):
+        (tmp_path / f"{part}.tsv").write_text("sentence1\tsentence2\tlabel\n" + "a\tb\tentailment\n" * rows)
+    assert miscounted("rte", tmp_path) is None
+    (tmp_path / "dev.tsv").write_text("sentence1\tsentence2\na\tb\n")
+    with pytest.raises(ValueError, match="no column 'label'"):
+        miscounted("rte", tmp_path)
 
 
 def test_the_paper_reports_spearman_first():

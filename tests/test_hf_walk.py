@@ -1,8 +1,11 @@
 """A pass that starts where the last one ended sees what a pass from the bottom sees."""
 
+import inspect
+
 import pytest
 import torch
 from test_hf_architectures import ROWS, inputs, make, replaced
+from transformers.models.bert.modeling_bert import BertLayer
 
 from snnk.hf import find_ffns
 from snnk.hf.walk import Walk
@@ -72,6 +75,32 @@ def test_a_forward_of_its_own_stays_and_a_failure_leaves_no_hook():
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     one, two = walk.to(last), Walk(model, [inputs("bert")]).to(last)  # it can be asked again
     torch.testing.assert_close(one[0][0], two[0][0])
+
+
+def test_layers_that_are_called_by_keyword():
+    model, batch = _deep("bert"), inputs("bert")
+    for ffn in find_ffns(model):
+        ffn.block.__class__ = ByKeyword
+    found = walked(model, [batch], (0, 2, 3))
+    usual = _deep("bert")
+    for i, (xs, _) in zip((0, 2, 3), found, strict=True):
+        torch.testing.assert_close(xs[0], Walk(usual, [batch]).to(find_ffns(usual)[i])[0][0])
+
+
+class ByKeyword(BertLayer):
+    """As if its encoder called layer(hidden_states=...)."""
+
+    def __call__(self, *args, **kwargs):
+        names = [*inspect.signature(BertLayer.forward).parameters][1:]
+        return super().__call__(**dict(zip(names, args, strict=False)), **kwargs)
+
+
+def test_nothing_is_kept_for_gradients_and_padding_is_left_out():
+    model, batch = _deep("bert"), inputs("bert")
+    walk = Walk(model, [batch])
+    xs, residuals = walk.to(find_ffns(model)[1])
+    assert not walk.kept[0].requires_grad and not xs[0].requires_grad
+    assert len(xs[0]) == len(residuals[0]) == int(batch["attention_mask"].sum()) < batch["input_ids"].numel()
 
 
 def test_no_way_down():

@@ -7,16 +7,17 @@ import torch
 
 from snnk.experiments import qpnn
 from snnk.experiments.records import Results
+from snnk.experiments.training import grid, uniform
 from snnk.projections import make_generator
 
-CONFIG = replace(qpnn.QUICK, width=32, num_features=8, steps=150, lr=5e-3, grid=9)
+CONFIG = replace(qpnn.QUICK, width=32, num_features=8, steps=150, lr=5e-3, grid=9, other_boxes=(0.5,))
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     results = Results(tmp_path_factory.mktemp("rows") / "qpnn.json", CONFIG)
     before = torch.get_rng_state()
-    assert len(list(qpnn.run(CONFIG, results, None))) == qpnn.total(CONFIG) == 5
+    assert len(list(qpnn.run(CONFIG, results, None))) == qpnn.total(CONFIG) == 10
     assert torch.equal(torch.get_rng_state(), before)
     return results
 
@@ -52,7 +53,7 @@ def test_training_needs_no_labels_but_the_gauge(monkeypatch):
 
     monkeypatch.setattr(qpnn, "potential", watched)
     net = qpnn.build(qpnn.BASELINE, CONFIG, seed=0)
-    x = qpnn._grid(CONFIG)
+    x = grid(CONFIG.grid, CONFIG.box)
     before = (net(x)[:, 0] - true(x, CONFIG)).abs().mean()
     qpnn.train(net, CONFIG, seed=0)
     after = (net(x)[:, 0] - true(x, CONFIG)).abs().mean()
@@ -69,7 +70,7 @@ def test_closed_form_is_the_minimum(network):
     assert torch.equal(net[0].weight, first)
     assert abs(float(net(torch.zeros(1, 2)).detach())) < 1e-4  # the gauge
     net = net.double()
-    x = qpnn._uniform(CONFIG.points, 2, bound=CONFIG.box, generator=make_generator(0, stream=1)).double()
+    x = uniform(CONFIG.points, 2, bound=CONFIG.box, generator=make_generator(0, stream=1)).double()
 
     def loss(step):
         points = x.clone().requires_grad_()
@@ -105,11 +106,17 @@ def test_rows(results):
     width, m = CONFIG.width, CONFIG.num_features
     for r in results:
         name = r["network"]
-        hidden = width * width + width if name == qpnn.BASELINE else m * width
-        assert r["trained"] == 3 * width + hidden + width + 1
-        assert r["frozen"] == (0 if name == qpnn.BASELINE else m // 2 * width if "paper" in name else m * (width + 1))
+        if "closed form" in name:  # a row of numbers and a bias; all else is as drawn
+            assert (r["trained"], r["frozen"]) == (m + 1, 3 * width + m * (width + 1))
+        else:
+            hidden = width * width + width if name == qpnn.BASELINE else m * width
+            assert r["trained"] == 3 * width + hidden + width + 1
+            assert r["frozen"] == (0 if name == qpnn.BASELINE else m // 2 * width)
+        assert ("potential" in r) == (r["box"] == CONFIG.box)
+        if r["box"] != CONFIG.box:
+            continue
         learnt = torch.tensor(r["potential"])
-        error = (learnt - qpnn.potential(qpnn._grid(CONFIG), CONFIG)).abs()
+        error = (learnt - qpnn.potential(grid(CONFIG.grid, CONFIG.box), CONFIG)).abs()
         assert r["mean_error"] == pytest.approx(float(error.mean()), abs=1e-4)
         assert r["max_error"] == pytest.approx(float(error.max()), abs=1e-4)
         assert r["mean_error"] < 0.3  # a constant is 0.5 off
@@ -122,16 +129,42 @@ def test_rows_are_found_again(results):
 
 
 def test_claims_follow_the_rows(results, tmp_path):
-    assert len(qpnn.claims(results)) == 8
+    table = qpnn.claims(results)
+    assert len(table) == 16 and sum("[-0.5, 0.5]^2" in claim["paper"] for claim in table) == 8
+    assert all(set(claim) == {"paper", "ours", "tolerance", "holds"} for claim in table)
+    assert "after 150 steps, its authors take 300,000" in table[0]["ours"]
     made = Results(tmp_path / "made.json", CONFIG)
-    row = {"seed": 0, "max_error": 0.3, "energy": 1.4, "frozen": 0, "seconds": 2.0}
+    row = {
+        "seed": 0,
+        "max_error": 0.3,
+        "energy": 1.4,
+        "frozen": 0,
+        "seconds": 2.0,
+    }  # rows without a box are of CONFIG's
     made.rows = [
         {**row, "network": "QPNN", "mean_error": 0.2, "trained": 100},
-        {**row, "network": "SNNK cos, paper", "mean_error": 0.3, "trained": 50, "seconds": 1.0},
-        {**row, "network": "SNNK sin, paper", "mean_error": 0.2, "trained": 50, "frozen": 49},
+        {**row, "network": "SNNK cos, paper", "mean_error": 0.3, "trained": 50, "seconds": 1.7},
+        {**row, "network": "SNNK sin, paper", "mean_error": 0.2, "trained": 50, "frozen": 49, "seconds": 1.9},
         {**row, "network": "SNNK cos, closed form", "mean_error": 0.1, "trained": 50, "frozen": 50},
+        {**row, "network": "SNNK sin, closed form", "mean_error": 0.1, "max_error": 0.31, "trained": 9},
     ]
-    assert [claim["holds"] for claim in qpnn.claims(made)] == [False, True, True, False, False, False]
+    held = [claim["holds"] for claim in qpnn.claims(made)]
+    assert held == [False, True, True, False, False, False, False, False]
+    # the second seed of a network alone has no baseline to compare with
+    made.rows.append({**made.rows[1], "seed": 1, "mean_error": 0.0})
+    assert [claim["holds"] for claim in qpnn.claims(made)] == held
+    made.rows.append({**made.rows[0], "seed": 1})
+    assert "mean error 0.1500 against 0.2000 (no larger in 1 of 2 seeds)" in qpnn.claims(made)[0]["ours"]
+
+
+def test_what_diverged_is_said_and_drawn(tmp_path):
+    config = replace(CONFIG, other_boxes=(), lr=1e36, steps=3)
+    results = Results(tmp_path / "qpnn.json", config)
+    rows = {r["network"]: r for r in qpnn.run(config, results, None)}
+    assert rows["QPNN"]["mean_error"] is None or rows["SNNK cos, paper"]["mean_error"] is None
+    results.rows[0] |= {"mean_error": None, "potential": [None] * config.grid**2}
+    assert {(c["ours"], c["holds"]) for c in qpnn.claims(results)} == {("diverged", False)}
+    qpnn.plot(results).savefig(tmp_path / "qpnn.png")
 
 
 def test_plot(results):

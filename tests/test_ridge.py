@@ -688,3 +688,5 @@ def test_overflow_is_said():
 def test_sums_that_no_machine_can_hold():
     with pytest.raises(MemoryError, match=r"sums of 20000000 features need 3,200,00\d GB"):
         RidgeStats(20_000_000, 1)
+    with pytest.raises(RuntimeError, match="foo"):
+        RidgeStats(10, 1, device="foo")

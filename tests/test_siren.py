@@ -1,6 +1,7 @@
 """SIREN and its SNNK variants on an image that needs no file: derivatives, rows, claims and pictures."""
 
 import base64
+import math
 import sys
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from snnk.experiments import siren
 from snnk.experiments.records import Results
+from snnk.experiments.training import grid
 
 CONFIG = replace(
     siren.QUICK,
@@ -23,6 +25,7 @@ CONFIG = replace(
     batch=512,
     every=20,
     picture=16,
+    seeds=2,
 )
 
 
@@ -30,7 +33,7 @@ CONFIG = replace(
 def results(tmp_path_factory):
     results = Results(tmp_path_factory.mktemp("rows") / "siren.json", CONFIG)
     before = torch.get_rng_state()
-    assert len(list(siren.run(CONFIG, results, None))) == siren.total(CONFIG) == 6
+    assert len(list(siren.run(CONFIG, results, None))) == siren.total(CONFIG) == 9
     assert torch.equal(torch.get_rng_state(), before)
     return results
 
@@ -63,6 +66,7 @@ def test_measures_tell_a_turned_picture():
 
 def test_psnr():
     assert siren.psnr(torch.full((4,), 0.2), 2.0) == pytest.approx(20)
+    assert math.isnan(siren.psnr(torch.tensor([0.2, torch.inf]), 2.0))
 
 
 @pytest.mark.parametrize("hidden", [1, 2, 3])
@@ -78,7 +82,7 @@ def test_networks_differ_in_one_layer_only(hidden):
 def test_sine_layers_start_as_in_siren():
     net = siren.build(siren.BASELINE, 3, siren.Config(), seed=0)
     with torch.no_grad():
-        h = net[0](siren._grid(32))
+        h = net[0](grid(32))
         for layer in list(net)[1:-1]:
             angle = layer.omega * torch.nn.functional.linear(h, layer.weight)
             assert 0.7 < float(angle.std()) < 1.3
@@ -105,7 +109,8 @@ def test_rows(results):
         assert [step for step, _ in r["curve"]] == [0, 20, 40, 60]
         assert r["psnr"] == pytest.approx(r["curve"][-1][1], abs=0.01)
         assert r["curve"][-1][1] > r["curve"][0][1] + 3  # it learns
-        assert ("pictures" in r) == (r["hidden"] == 3)
+        assert ("pictures" in r) == (r["hidden"] == 3 and r["seed"] == 0)
+    assert [r["seed"] for r in results if r["hidden"] == 1] == [0, 0, 0]  # further depths have one seed
     assert results.path.stat().st_size < 300_000
 
 
@@ -124,28 +129,61 @@ def test_rows_are_found_again(results):
     assert list(siren.run(CONFIG, again, None)) == list(results)
 
 
+def made_rows(**changed):
+    """Three networks of one layer; `changed` are figures of the third."""
+    row = {"hidden": 1, "gradient_psnr": 20.0, "gradient_error": 0.4, "laplacian_error": 0.5, "frozen": 0, "seed": 0}
+    row |= {"seconds": 2.0, "psnr": 30.0, "trained": 100, "curve": [[0, 9.0], [20, 25.0], [40, 30.0]]}
+    short = {**row, "trained": 50, "psnr": 28.9, "seconds": 1.7, "curve": [[0, 9.0], [20, 24.5], [40, 28.9]]}
+    near = {**short, "psnr": 29.1, "frozen": 40, "seconds": 1.9, "curve": [[0, 9.0], [20, 24.5], [40, 29.1]]}
+    return [
+        {**row, "network": "SIREN"},
+        {**short, "network": "SNNK, paper"},
+        {**near, "network": "SNNK, neurons", **changed},
+    ]
+
+
 def test_claims_follow_the_rows(results, tmp_path):
     table = siren.claims(results)
-    assert len(table) == 12 and all(set(claim) == {"paper", "ours", "holds"} for claim in table)
+    assert len(table) == 12 and all(set(claim) == {"paper", "ours", "tolerance", "holds"} for claim in table)
+    assert "after 60 steps" in table[0]["ours"] and "(seeds " in table[0]["ours"] and "(seeds " not in table[6]["ours"]
     made = Results(tmp_path / "made.json", replace(CONFIG, hidden=(1,)))
-    row = {"hidden": 1, "gradient_psnr": 20.0, "laplacian_error": 0.5, "frozen": 0, "seconds": 2.0, "seed": 0}
-    made.rows = [
-        {**row, "network": "SIREN", "psnr": 30.0, "trained": 100},
-        {**row, "network": "SNNK, paper", "psnr": 28.9, "trained": 50, "seconds": 1.0},
-        {**row, "network": "SNNK, neurons", "psnr": 29.1, "trained": 50, "frozen": 40, "gradient_psnr": 18.9},
-    ]
+    made.rows = made_rows()
     table = siren.claims(made)
-    assert [claim["holds"] for claim in table] == [False, True, True, True, False, False]
+    assert [claim["holds"] for claim in table] == [False, True, True, True, True, False]
+    assert [claim["tolerance"][:4] for claim in table[3:]] == ["1 dB", "erro", "less"]
     assert siren.BUNDLED in table[0]["ours"] and siren.BUNDLED not in table[3]["ours"]
-    made.rows[2]["frozen"] = 60
-    assert not siren.claims(made)[3]["holds"]
+    assert (
+        "29.10 dB against 30.00, 0.90 behind, after 20 0.50; 50 trained and 40 frozen against 100" in table[3]["ours"]
+    )
+    for figure, value, place in (
+        ("frozen", 60, 3),
+        ("gradient_error", 0.51, 4),
+        ("laplacian_error", 0.53, 4),
+        ("gradient_psnr", 18.9, 4),
+    ):
+        made.rows = made_rows(**{figure: value})
+        held = [claim["holds"] for claim in siren.claims(made)]
+        assert not held[place] and sum(held) == 3, figure
+    made.rows = [{**r, "laplacian_error": 0.9} for r in made_rows()]  # alike, but neither is accurate
+    assert not siren.claims(made)[4]["holds"]
+
+
+def test_what_diverged_is_said_and_drawn(tmp_path):
+    """A rate that no network bears: rows have nulls, claims say so."""
+    config = replace(CONFIG, hidden=(1,), lr=1e36, steps=4, every=2, seeds=1)
+    results = Results(tmp_path / "siren.json", config)
+    rows = list(siren.run(config, results, None))
+    assert any(r["psnr"] is None for r in rows)
+    table = siren.claims(results)
+    assert len(table) == 6 and {(c["ours"], c["holds"]) for c in table} == {("diverged", False)}
+    siren.plot(results).savefig(tmp_path / "siren.png")
 
 
 def test_plot(results):
     figure = siren.plot(results)
     left, right = figure.subfigs
     assert len(left.axes) == 3 * 4 and len(right.axes) == 2
-    assert all(len(axes.lines) == 3 for axes in right.axes)
+    assert [len(axes.lines) for axes in right.axes] == [2 * 3, 3]  # two seeds, then one
 
 
 def test_without_scikit_image_the_error_says_what_to_install(monkeypatch, tmp_path):

@@ -455,8 +455,10 @@ def test_what_no_table_can_be_made_of(tmp_path):
         with pytest.raises(TypeError, match=rf"a path or a datasets.Dataset; got {type(source).__name__}"):
             fit(source, tmp_path / "m", CONFIG)
     datasets = pytest.importorskip("datasets")
-    with pytest.raises(TypeError, match="got IterableDataset"):
-        fit(datasets.Dataset(make_table()).to_iterable_dataset(), tmp_path / "m", CONFIG)
+    rows = datasets.Dataset(make_table())
+    for source in (rows.to_iterable_dataset(), datasets.DatasetDict(train=rows)):
+        with pytest.raises(TypeError, match=f"got {type(source).__name__}"):
+            fit(source, tmp_path / "m", CONFIG)
 
 
 def test_a_table_without_rows_has_no_predictions(parquet, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from rich.progress import track
 from rich.table import Table
 
 from snnk.experiments import EXPERIMENTS
-from snnk.experiments.data import Source
+from snnk.experiments.data import NO_DATA, Source, needs_data
 from snnk.experiments.records import Results, save_figure
 
 Show = Callable[[str, dict[str, str], Any], Table]
@@ -31,6 +31,35 @@ def list_experiments(console: Console) -> None:
     console.print(table)
 
 
+def reproduce_all(
+    source: Source, out: Path, console: Console, show: Show, *, quick: bool, seeds: int | None
+) -> Iterator[tuple[Path, Path]]:
+    """Run each experiment that can be; those without their data are left out, and an error at the end names them."""
+    if seeds is not None:
+        none = [name for name in EXPERIMENTS if not _takes_seeds(name)]
+        _say(console, f"--seeds {seeds} is not for {', '.join(none)}, where nothing is random or all is averaged")
+    left = []
+    for name in EXPERIMENTS:
+        try:
+            count = seeds if _takes_seeds(name) else None
+            yield reproduce(name, source, out, console, show, quick=quick, seeds=count)
+        except (ImportError, OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # of the disk: the others would meet it too
+                raise
+            left.append(name)
+            _say(console, f"{name} is left out: {' '.join(str(error).split())}")
+    if left:
+        raise ValueError(f"{len(left)} of {len(EXPERIMENTS)} were left out, for the reasons above: {', '.join(left)}")
+
+
+def _takes_seeds(name: str) -> bool:
+    return "seeds" in {field.name for field in fields(EXPERIMENTS[name].QUICK)}
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 def reproduce(
     name: str, source: Source, out: Path, console: Console, show: Show, *, quick: bool, seeds: int | None
 ) -> tuple[Path, Path]:
@@ -38,10 +67,11 @@ def reproduce(
     experiment = EXPERIMENTS[name]
     config = experiment.QUICK if quick else experiment.Config()
     if seeds is not None:
-        if "seeds" not in {field.name for field in fields(config)}:
+        if not _takes_seeds(name):
             raise ValueError(f"{name} takes no --seeds: what is random in it is averaged already, or nothing is")
         config = replace(config, seeds=seeds)
-    results = Results(out / f"{name}.json", config, source=source.names)
+    names = source.names if needs_data(experiment.NEEDS) else NO_DATA
+    results = Results(out / f"{name}.json", config, source=names)
     others = Counter(row["commit"] for row in results if row.get("commit") != results.environment["commit"])
     for commit, count in others.items():
         console.print(f"{count} rows are there from commit {commit}; for new ones name another --out")
@@ -53,7 +83,7 @@ def reproduce(
     keys = dict.fromkeys(key for row in results for key, value in row.items() if not isinstance(value, list | dict))
     keys.pop("commit", None)
     console.print(show(f"{name}: {experiment.FIGURE}", {key: key.replace("_", " ") for key in keys}, results))
-    columns = {"paper": "paper", "ours": "ours", "holds": "holds"}
+    columns = {key: key for key in ("paper", "ours", "tolerance", "holds")}
     console.print(show("claims", columns, experiment.claims(results)))
     console.print(f"{name}: {time.perf_counter() - start:.0f} s", highlight=False)
     return save_figure(experiment.plot(results), out / f"{name}.png"), results.path

@@ -23,7 +23,7 @@ except ImportError as missing:
 import snnk
 from snnk import _checks, stream
 from snnk._cli_finetune import finetune_command
-from snnk._cli_reproduce import list_experiments, reproduce
+from snnk._cli_reproduce import list_experiments, reproduce, reproduce_all
 from snnk.activations import ACTIVATIONS
 from snnk.experiments import EXPERIMENTS, estimate
 from snnk.experiments.data import Source
@@ -142,14 +142,27 @@ def estimate_command(
 def reproduce_command(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(EXPERIMENTS)}.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="A small configuration, seconds instead of minutes.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="All experiments, one after the other.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All experiments; those without their data are left out, with exit code 2.")
+    ] = False,
     show: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
     page: Annotated[bool, typer.Option("--page", help="Write README.md of all claims from the rows in --out.")] = False,
     data_dir: Annotated[
-        str | None, typer.Option("--data-dir", help="Folder with the data sets, or hub to load them from there.")
+        str | None,
+        typer.Option(
+            "--data-dir",
+            help="Folder of a data set, or of folders mnist, covertype, higgs, hepmass, glue, cifar10, cifar100; or "
+            "hub, or a data set's name there, to load it (not UCI's).",
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Folder or hub name of a pretrained model.")] = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", help="Runs, each with its own seed.", min=1)] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Folder or hub name of a pretrained model; not with --all: texts or images."),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option("--seeds", help="Runs, each with its own seed; with --all, of those that take it.", min=1),
+    ] = None,
     out: Out = Path("results"),
 ) -> None:
     """Reproduce figures and tables of the paper; a run that was stopped goes on where it was."""
@@ -161,9 +174,15 @@ def reproduce_command(
         return
     if not name and not everything:
         raise ValueError(f"name an experiment: {', '.join(EXPERIMENTS)}; or see snnk reproduce --list")
-    names = list(EXPERIMENTS) if everything else [_checks.choose(name, EXPERIMENTS, "experiment")]
-    for each in names:
-        _wrote(*reproduce(each, Source(data_dir, model), out, console, _table, quick=quick, seeds=seeds))
+    source = Source(data_dir, model)
+    if not everything:
+        chosen = _checks.choose(name, EXPERIMENTS, "experiment")
+        _wrote(*reproduce(chosen, source, out, console, _table, quick=quick, seeds=seeds))
+        return
+    if model is not None:
+        raise ValueError(f"--all takes no --model: {model} is for texts or for images; name the experiments one by one")
+    for paths in reproduce_all(source, out, console, _table, quick=quick, seeds=seeds):
+        _wrote(*paths)
 
 
 @app.command("fit", epilog="Example: snnk fit train.parquet --target price --features 4096 --out model")

@@ -175,7 +175,7 @@ class RidgeStats:
         # only) and phi'y; last the number of rows, zeros, y^2. A shift near the mean keeps the digits that centring far
         # from 0 would cancel. It is fixed at the first block (NaN before) rather than followed, so that sums are linear
         # in the rows: they add, subtract and all-reduce. Its values are float32: both dtypes subtract the same.
-        shape = max(folds, 1), 2 + m, 1 + m + t
+        shape, device = (max(folds, 1), 2 + m, 1 + m + t), torch.empty(0, device=device).device  # a bad one raises here
         try:
             self.sums = torch.zeros(shape, dtype=F64, device=device)
         except RuntimeError as error:  # torch's word for it

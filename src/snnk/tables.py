@@ -59,7 +59,7 @@ class Table:
 
     def __init__(self, source: Any) -> None:
         self.source = source
-        if hasattr(source, "with_format") and hasattr(source, "__len__"):  # a datasets.Dataset
+        if hasattr(source, "with_format") and isinstance(getattr(source, "num_rows", None), int):  # a datasets.Dataset
             self.schema = source.with_format("arrow")[:0].schema
             self._fragments, self._files = None, []
             return

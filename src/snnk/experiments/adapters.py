@@ -8,6 +8,7 @@ each final row. benchmarks/adapters.py makes the same rows, several at a time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -15,7 +16,7 @@ from typing import Any
 
 from snnk.experiments import tiny
 from snnk.experiments.data import NOWHERE, Source
-from snnk.experiments.records import Results, Row
+from snnk.experiments.records import Results, Row, claim
 from snnk.experiments.tuning import tuned
 
 FIGURE = "beyond the paper: methods at equal size"
@@ -79,7 +80,9 @@ def waves(config: Config, results: Results) -> Iterator[list[Row]]:
         wave = []
         for method in config.methods:
             tried = [r for r in results if (r["stage"], r["method"]) == ("tuning", method)]
-            best = chosen[method] = max(tried, key=lambda r: r["validation"])["learning_rate"]
+            # of equal ones the lowest, in whatever order the rows have come
+            tried.sort(key=lambda r: r["learning_rate"])
+            best = chosen[method] = max(tried, key=lambda r: _or_least(r["validation"]))["learning_rate"]
             known, at = {r["learning_rate"] for r in tried}, rates.index(best)
             beside = {rates[max(at - 1, 0)], rates[min(at + 1, len(rates) - 1)]} - known
             wave += [key("tuning", first, method, rate, config.seed) for rate in sorted(beside)]
@@ -91,22 +94,31 @@ def waves(config: Config, results: Results) -> Iterator[list[Row]]:
     ]
 
 
+def _or_least(score: float | None) -> float:
+    return -math.inf if score is None else score
+
+
 def measure(key: Row, config: Config, files: Mapping[str, Any]) -> Row:
-    """One training; the test of a GLUE task is its dev file."""
-    found = tuned(
-        files,
-        method=key["method"],
-        task=key["task"],
-        features=SIZES[key["method"]],
-        learning_rate=key["learning_rate"],
-        max_steps=config.max_steps,
-        batch_size=config.batch_size,
-        schedule=config.schedule,
-        max_length=config.max_length,
-        limit_train=config.train_rows,
-        pooling=config.pooling,
-        seed=key["seed"],
-    ).metrics
+    """One training; the test of a GLUE task is its dev file. Of one that diverges the row has no figures."""
+    from snnk.finetune.loop import Diverged
+
+    try:
+        found = tuned(
+            files,
+            method=key["method"],
+            task=key["task"],
+            features=SIZES[key["method"]],
+            learning_rate=key["learning_rate"],
+            max_steps=config.max_steps,
+            batch_size=config.batch_size,
+            schedule=config.schedule,
+            max_length=config.max_length,
+            limit_train=config.train_rows,
+            pooling=config.pooling,
+            seed=key["seed"],
+        ).metrics
+    except Diverged:
+        return {**key, "validation": None, "dev": None}
     training, scores, metric = found["training"], found["scores"], found["metric"]
     return {
         **key,
@@ -131,7 +143,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
 
 def _scores(results: Results, tasks: Sequence[str]) -> dict[str, float]:
     """Mean over tasks of the mean over seeds, in percent, of methods that have all tasks; best first."""
-    rows = [r for r in results if r["stage"] == "final"]
+    rows = [r for r in results if r["stage"] == "final" and r["dev"] is not None]
     found = {}
     for method in dict.fromkeys(r["method"] for r in rows):
         mine = {task: [100 * r["dev"] for r in rows if (r["method"], r["task"]) == (method, task)] for task in tasks}
@@ -144,7 +156,7 @@ def plot(results: Results) -> Any:
     """Bars: the mean over tasks, and a point for each task and seed."""
     from matplotlib.figure import Figure
 
-    rows = [r for r in results if r["stage"] == "final"]
+    rows = [r for r in results if r["stage"] == "final" and r["dev"] is not None]
     tasks = list(dict.fromkeys(r["task"] for r in rows))
     scores = _scores(results, tasks)
     # a task with one class more has as many parameters more
@@ -166,21 +178,20 @@ def claims(results: Results) -> list[Row]:
     """The paper's own table at equal size, and ours against each of the usual methods."""
     tasks = list(dict.fromkeys(r["task"] for r in results if r["stage"] == "final"))
     scores = _scores(results, tasks)
-    rows = {r["method"]: r for r in results if r["stage"] == "final"}
+    rows = {r["method"]: r for r in results if r["stage"] == "final" and r["dev"] is not None}
 
-    def claim(statement: str, better: str, worse: str) -> list[Row]:
+    def ahead(statement: str, better: str, worse: str) -> list[Row]:
         if better not in scores or worse not in scores:
             return []
         told = [f"{name} {scores[name]:.2f} ({rows[name]['trained']:,} trained)" for name in (better, worse)]
         where = f"{rows[better]['model']}, mean of {', '.join(tasks)}"
-        holds = scores[better] > scores[worse]
-        return [{"paper": statement, "ours": f"{', '.join(told)}; {where}", "holds": holds}]
+        return [claim(statement, f"{', '.join(told)}; {where}", scores[better] > scores[worse])]
 
     return [
-        *claim("LoRA 83.46 above ReLU-SNNK adapters 82.32, both 0.3 M, mean of 8 tasks", "lora", "snnk-relu"),
-        *claim("not in the paper: fitted directions above random ReLU features at equal size", "snnk", "snnk-relu"),
-        *claim("not in the paper: fitted directions above LoRA at equal size", "snnk", "lora"),
-        *claim("not in the paper: fitted directions above bottleneck adapters at equal size", "snnk", "houlsby"),
-        *claim("not in the paper: bottleneck adapters, started from the data, above LoRA", "snnk-tuned", "lora"),
-        *claim("not in the paper: bottleneck adapters are better if started from the data", "snnk-tuned", "houlsby"),
+        *ahead("LoRA 83.46 above ReLU-SNNK adapters 82.32, both 0.3 M, mean of 8 tasks", "lora", "snnk-relu"),
+        *ahead("not in the paper: fitted directions above random ReLU features at equal size", "snnk", "snnk-relu"),
+        *ahead("not in the paper: fitted directions above LoRA at equal size", "snnk", "lora"),
+        *ahead("not in the paper: fitted directions above bottleneck adapters at equal size", "snnk", "houlsby"),
+        *ahead("not in the paper: bottleneck adapters, started from the data, above LoRA", "snnk-tuned", "lora"),
+        *ahead("not in the paper: bottleneck adapters are better if started from the data", "snnk-tuned", "houlsby"),
     ]

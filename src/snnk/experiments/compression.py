@@ -24,7 +24,7 @@ from torch import Tensor
 
 from snnk.experiments import tiny
 from snnk.experiments.data import NOWHERE, Source
-from snnk.experiments.records import Results, Row
+from snnk.experiments.records import Results, Row, claim
 
 FIGURE = "beyond the paper: compression without labels"
 NEEDS = "GLUE's STS-B; a sentence encoder"
@@ -199,14 +199,10 @@ def claims(results: Results) -> list[Row]:
                 told.append(f"{name} {one:.{digits}f} against {two:.{digits}f}")
                 holds = holds and one > two
             statement = f"not in the paper: {better}, above {worse}, keep {keep:g}"
-            table.append({"paper": statement, "ours": f"{', '.join(told)} ({model})", "holds": holds})
+            table.append(claim(statement, f"{', '.join(told)} ({model})", holds))
     if 0.25 in scores[fitted] and scores[ORIGINAL]:
         before, after = scores[ORIGINAL][1.0], scores[fitted][0.25]
-        table.append(
-            {
-                "paper": f"not in the paper: {fitted}, keep 0.25, costs less than {SMALL:g} point",
-                "ours": f"Spearman {before:.2f} -> {after:.2f} ({model})",
-                "holds": after > before - SMALL,
-            }
-        )
+        statement = f"not in the paper: {fitted}, keep 0.25, costs less than {SMALL:g} point"
+        ours = f"Spearman {before:.2f} -> {after:.2f} ({model})"
+        table.append(claim(statement, ours, after > before - SMALL, f"{SMALL:g} point"))
     return table

@@ -1,22 +1,29 @@
-"""The data sets of the paper, from a local folder or, with `--data-dir hub`, through Hugging Face datasets.
+"""The data sets of the paper, from a local folder or through Hugging Face datasets.
 
-Row counts are checked; what is missing is named, with where to get it. Files are looked for in the folder itself and
-in one of the data set's name; each may be gzipped.
+Row counts are checked; what is missing or damaged is named, with where to get it. Files are looked for in one of the
+data set's name in the folder, so that one --data-dir may hold all, and in the folder itself; each may be gzipped. From
+the hub with `--data-dir hub`, or with the data set's name there.
 """
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
 HUB = "hub"
+SPLITS = ("train", "test")
+SIDE = 32  # of CIFAR's images
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ class Source:
 
 
 NOWHERE = Source()
+NO_DATA = {"model": "", "data": "none"}  # what rows say where nothing is needed
 
 
 @dataclass(frozen=True)
@@ -57,39 +65,59 @@ class Split:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Files of a data set, rows of its splits, its hub name, and where to get it."""
+    """Files of a data set, rows of its splits, where to get it, and its name on the hub.
 
-    files: dict[str, tuple[str, ...]]  # role -> names that a file may have
+    Args:
+        title: as an experiment's NEEDS has it.
+        files: role -> names that a file may have.
+        rows: by split; `hub_rows` where the hub has others.
+        where: to get it.
+        hub: its name there.
+        columns: of image and class, on the hub and in Parquet.
+    """
+
+    title: str
+    files: dict[str, tuple[str, ...]]
     rows: dict[str, int]
     where: str
     hub: str | None = None
+    hub_rows: dict[str, int] | None = None
+    columns: tuple[str, str] = ("img", "label")
 
 
 DATASETS = {
     "mnist": DataSet(
+        "MNIST",
         {
             f"{split} {what}": (f"{stem}-{what}-idx{n}-ubyte", f"{stem}-{what}.idx{n}-ubyte")
             for split, stem in (("train", "train"), ("test", "t10k"))
             for what, n in (("images", 3), ("labels", 1))
         },
         {"train": 60_000, "test": 10_000},
-        "yann.lecun.com/exdb/mnist, four files *-ubyte.gz",
+        "yann.lecun.com/exdb/mnist, four files *-ubyte.gz; or --data-dir hub",
         "ylecun/mnist",
+        columns=("image", "label"),
     ),
     "covertype": DataSet(
+        "CoverType",
         {"all": ("covtype.parquet", "covtype.data", "covtype.csv")},
         {"all": 581_012},
         "archive.ics.uci.edu/dataset/31/covertype, covtype.data.gz",
     ),
     "higgs": DataSet(
-        {"all": ("HIGGS.parquet", "HIGGS.csv")}, {"all": 11_000_000}, "archive.ics.uci.edu/dataset/280/higgs"
+        "HIGGS",
+        {"all": ("HIGGS.parquet", "HIGGS.csv")},
+        {"all": 11_000_000},
+        "archive.ics.uci.edu/dataset/280/higgs, HIGGS.csv.gz",
     ),
     "hepmass": DataSet(
+        "HEPMASS",
         {"train": ("all_train.parquet", "all_train.csv"), "test": ("all_test.parquet", "all_test.csv")},
         {"train": 7_000_000, "test": 3_500_000},
         "archive.ics.uci.edu/dataset/347/hepmass, all_train.csv.gz and all_test.csv.gz",
     ),
     "cifar10": DataSet(
+        "CIFAR-10",
         {
             "train images": ("data_batch_1.webp",),
             "test images": ("test_batch.webp",),
@@ -99,8 +127,39 @@ DATASETS = {
         "huggingface.co/datasets/uoft-cs/cifar10 (--data-dir hub); or data_batch_1 and test_batch as mosaics of 100 x "
         "100 tiles in lossless WebP with labels.npz",
         "uoft-cs/cifar10",
+        {"train": 50_000, "test": 10_000},
+    ),
+    "cifar100": DataSet(
+        "CIFAR-100",
+        {split: (f"{split}.bin", f"{split}.parquet", f"{split}-00000-of-00001.parquet") for split in SPLITS},
+        {"train": 50_000, "test": 10_000},
+        "huggingface.co/datasets/uoft-cs/cifar100 (its two Parquet files, or --data-dir uoft-cs/cifar100), or "
+        "www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz, train.bin and test.bin",  # the other archive has pickles
+        "uoft-cs/cifar100",
+        columns=("img", "fine_label"),
     ),
 }
+
+
+def needs_data(needs: str) -> bool:
+    """Whether an experiment's NEEDS names a data set.
+
+    Example:
+        >>> needs_data("MNIST"), needs_data("transformers, peft")
+        (True, False)
+    """
+    return any(title in needs for title in ("GLUE", *(known.title for known in DATASETS.values())))
+
+
+def _files(name: str, root: Path) -> dict[str, Path]:
+    """Those files of a data set that are there, by role."""
+    found: dict[str, Path] = {}
+    for role, names in DATASETS[name].files.items():
+        places = [folder / f"{n}{end}" for folder in (root / name, root) for n in names for end in ("", ".gz")]
+        path = next((p for p in places if p.is_file()), None)
+        if path is not None:
+            found[role] = path
+    return found
 
 
 def find(name: str, source: Source) -> dict[str, Path]:
@@ -108,13 +167,12 @@ def find(name: str, source: Source) -> dict[str, Path]:
     known = DATASETS[name]
     if source.data_dir is None:
         raise FileNotFoundError(f"{name} is needed: get it from {known.where}, and name its folder with --data-dir")
+    if source.data_dir == HUB:
+        raise FileNotFoundError(
+            f"{name} is not loaded from the hub: get it from {known.where}, and name its folder with --data-dir"
+        )
     root = Path(source.data_dir)
-    found: dict[str, Path] = {}
-    for role, names in known.files.items():
-        places = [folder / f"{n}{end}" for folder in (root / name, root) for n in names for end in ("", ".gz")]
-        path = next((p for p in places if p.is_file()), None)
-        if path is not None:
-            found[role] = path
+    found = _files(name, root)
     missing = [" or ".join(names) for role, names in known.files.items() if role not in found]
     if missing:
         raise FileNotFoundError(
@@ -123,19 +181,39 @@ def find(name: str, source: Source) -> dict[str, Path]:
     return found
 
 
+def _on_hub(name: str, source: Source) -> bool:
+    return source.data_dir is not None and source.data_dir in (HUB, DATASETS[name].hub)
+
+
 def _open(path: Path) -> Any:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
-def _counted(name: str, split: str, rows: int) -> None:
-    wanted = DATASETS[name].rows[split]
-    if rows != wanted:
-        raise ValueError(f"{name}, {split}: {rows:,} rows instead of {wanted:,}; get it anew: {DATASETS[name].where}")
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Whatever a file that was cut short or changed makes its reader raise, as one error that says so."""
+    try:
+        yield
+    except (EOFError, KeyError, OSError, ValueError, zlib.error, BadZipFile) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the system, such as no permission
+            raise
+        raise ValueError(f"{path} is damaged ({error}); get it anew") from error
+
+
+def _counted(name: str, split: str, x: Any, y: Any, *, hub: bool = False) -> None:
+    """As many inputs and as many classes as there should be."""
+    known = DATASETS[name]
+    wanted = ((known.hub_rows if hub else None) or known.rows)[split]
+    for what, rows in (("classes", len(y)), ("inputs", len(x))):
+        if rows != wanted:
+            raise ValueError(
+                f"{name}, {split}, {what}: {rows:,} rows instead of {wanted:,}; get it anew: {known.where}"
+            )
 
 
 def read_idx(path: Path) -> np.ndarray[Any, Any]:
     """An array of bytes in the idx format of MNIST: (n,) labels or (n, rows, columns) images."""
-    with _open(path) as file:
+    with _whole(path), _open(path) as file:
         raw = file.read()
     dims = raw[3] if raw[:3] == b"\0\0\x08" else 0
     shape = tuple(np.frombuffer(raw[4 : 4 + 4 * dims], ">u4").tolist())
@@ -147,58 +225,116 @@ def read_idx(path: Path) -> np.ndarray[Any, Any]:
 
 def mnist(source: Source) -> dict[str, Split]:
     """MNIST: inputs (n, 784) in [0, 1]."""
-    if source.data_dir == HUB:
-        return _hub_images("mnist", "image", "label", lambda x: x.reshape(len(x), -1))
-    files = find("mnist", source)
     splits = {}
-    for split in ("train", "test"):
-        images, labels = (read_idx(files[f"{split} {what}"]) for what in ("images", "labels"))
-        _counted("mnist", split, len(labels))
-        x = torch.from_numpy(images.reshape(len(images), -1).astype(np.float32) / 255)
-        splits[split] = Split(x, torch.from_numpy(labels.astype(np.int64)))
-    return splits
+    if _on_hub("mnist", source):
+        splits = _hub_images("mnist")
+    else:
+        files = find("mnist", source)
+        for split in SPLITS:
+            x, y = (read_idx(files[f"{split} {what}"]) for what in ("images", "labels"))
+            _counted("mnist", split, x, y)
+            splits[split] = _split(x, y)
+    return {key: Split(split.x.flatten(1).float() / 255, split.y) for key, split in splits.items()}
 
 
 def cifar10(source: Source) -> dict[str, Split]:
     """CIFAR-10: images (n, 32, 32, 3) as bytes; from files, one fifth of the training set."""
-    if source.data_dir == HUB:
-        return _hub_images("cifar10", "img", "label", lambda x: x)
+    if _on_hub("cifar10", source):
+        return _hub_images("cifar10")
     from PIL import Image
 
     files = find("cifar10", source)
     splits = {}
-    with np.load(files["labels"], allow_pickle=False) as labels:
-        for split in ("train", "test"):
-            with Image.open(files[f"{split} images"]) as image:
-                mosaic = np.asarray(image.convert("RGB"))
-            down, across = mosaic.shape[0] // 32, mosaic.shape[1] // 32
-            tiles = mosaic.reshape(down, 32, across, 32, 3).swapaxes(1, 2).reshape(-1, 32, 32, 3)
-            _counted("cifar10", split, len(tiles))
-            y = torch.from_numpy(labels[split][: len(tiles)].astype(np.int64))
-            splits[split] = Split(torch.from_numpy(np.ascontiguousarray(tiles)), y)
+    for split in SPLITS:
+        path = files[f"{split} images"]
+        with _whole(path), Image.open(path) as image:
+            mosaic = np.asarray(image.convert("RGB"))
+        down, across = mosaic.shape[0] // SIDE, mosaic.shape[1] // SIDE
+        whole = mosaic[: down * SIDE, : across * SIDE].reshape(down, SIDE, across, SIDE, 3)
+        tiles = whole.swapaxes(1, 2).reshape(-1, SIDE, SIDE, 3)
+        with _whole(files["labels"]), _open(files["labels"]) as file, np.load(file, allow_pickle=False) as labels:
+            y = labels[split][: len(tiles)]  # those of all five batches may be there
+        _counted("cifar10", split, tiles, y)
+        splits[split] = _split(tiles, y)
     return splits
+
+
+def cifar100(source: Source) -> dict[str, Split]:
+    """CIFAR-100 with its 100 fine classes: images (n, 32, 32, 3) as bytes; its binary files, or the hub's Parquet."""
+    if _on_hub("cifar100", source):
+        return _hub_images("cifar100")
+    files = find("cifar100", source)
+    splits = {}
+    for split in SPLITS:
+        path = files[split]
+        with _whole(path):
+            x, y = _parquet_images(path, "cifar100") if path.suffix == ".parquet" else _records(path)
+        _counted("cifar100", split, x, y)
+        splits[split] = _split(x, y)
+    return splits
+
+
+def _records(path: Path) -> tuple[Any, Any]:
+    """A byte each for coarse and fine class, then the image, channel by channel."""
+    with _open(path) as file:
+        rows = np.frombuffer(file.read(), np.uint8).reshape(-1, 2 + 3 * SIDE * SIDE)
+    return rows[:, 2:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1), rows[:, 1]
+
+
+def _parquet_images(path: Path, name: str) -> tuple[Any, Any]:
+    """Images as `datasets` stores them, as encoded bytes."""
+    import pyarrow.parquet
+    from PIL import Image
+
+    image, label = DATASETS[name].columns
+    table = pyarrow.parquet.read_table(path, columns=[image, label])
+    pictures = [Image.open(io.BytesIO(cell["bytes"])).convert("RGB") for cell in table[image].to_pylist()]
+    return np.stack([np.asarray(picture) for picture in pictures]), table[label].to_numpy()
+
+
+IMAGES: dict[str, Callable[[Source], dict[str, Split]]] = {"cifar10": cifar10, "cifar100": cifar100}
+
+
+def image_folders(source: Source) -> tuple[Path, Path] | None:
+    """Folders train and test, or val, of --data-dir, each with one folder a class, as ImageNet's; None without."""
+    root = Path(source.data_dir or "")
+    held = [root / name for name in ("test", "val") if (root / name).is_dir()]
+    return (root / "train", held[0]) if source.data_dir and (root / "train").is_dir() and held else None
+
+
+def image_task(source: Source) -> str:
+    """The name of a folder of images; else cifar100 if --data-dir is that, by its name or its files; else cifar10."""
+    if source.data_dir is None:
+        return "cifar10"
+    root = Path(source.data_dir)
+    own = root.resolve().name
+    if image_folders(source):
+        return own
+    named = [name for name in IMAGES if own == name or source.data_dir == DATASETS[name].hub]
+    there = [name for name in IMAGES if len(_files(name, root)) == len(DATASETS[name].files)]
+    return [*named, *there, "cifar10"][0]
 
 
 def covertype(source: Source) -> Split:
     """CoverType: 54 columns, classes 0..6."""
     x, y = _table(find("covertype", source)["all"], "Cover_Type", -1)
-    _counted("covertype", "all", len(y))
+    _counted("covertype", "all", x, y)
     return Split(x, y - 1)
 
 
 def higgs(source: Source) -> Split:
     """HIGGS: 28 columns, two classes; the last 500,000 rows are its test set."""
     x, y = _table(find("higgs", source)["all"], "label", 0)
-    _counted("higgs", "all", len(y))
+    _counted("higgs", "all", x, y)
     return Split(x, y)
 
 
 def hepmass(source: Source) -> Split:
     """HEPMASS: 28 columns, two classes; the rows of its training file, then those of its test file."""
     files = find("hepmass", source)
-    parts = {split: _table(files[split], "label", 0) for split in ("train", "test")}
-    for split, (_, y) in parts.items():
-        _counted("hepmass", split, len(y))
+    parts = {split: _table(files[split], "label", 0) for split in SPLITS}
+    for split, (x, y) in parts.items():
+        _counted("hepmass", split, x, y)
     return Split(*(torch.cat(pair) for pair in zip(parts["train"], parts["test"], strict=True)))
 
 
@@ -207,31 +343,35 @@ def _table(path: Path, target: str, place: int) -> tuple[Tensor, Tensor]:
     import pyarrow.csv
     import pyarrow.parquet
 
-    if path.suffix == ".parquet":
-        table = pyarrow.parquet.read_table(path)
-    else:  # UCI's files have no header, but for HEPMASS's, whose first is "# label"
-        with _open(path) as file:
-            named = any(letter.isalpha() and letter not in "eE" for letter in file.readline().decode())
-        options = pyarrow.csv.ReadOptions(autogenerate_column_names=not named)
-        table = pyarrow.csv.read_csv(path, read_options=options)
+    with _whole(path):
+        if path.suffix == ".parquet":
+            table = pyarrow.parquet.read_table(path)
+        else:  # UCI's files have no header, but for HEPMASS's, whose first is "# label"
+            with _open(path) as file:
+                named = any(letter.isalpha() and letter not in "eE" for letter in file.readline().decode())
+            options = pyarrow.csv.ReadOptions(autogenerate_column_names=not named)
+            table = pyarrow.csv.read_csv(path, read_options=options)
+        columns = [column.to_numpy().astype(np.float32) for column in table.columns]
     names = [name.strip("# ") for name in table.column_names]
     at = names.index(target) if target in names else place % len(names)
-    columns = [column.to_numpy().astype(np.float32) for column in table.columns]
     y = torch.from_numpy(columns.pop(at).astype(np.int64))
     return torch.from_numpy(np.stack(columns, 1)), y
 
 
-def _hub_images(name: str, image: str, label: str, shape: Callable[[Any], Any]) -> dict[str, Split]:
-    import datasets  # type: ignore[import-untyped]
+def _hub_images(name: str) -> dict[str, Split]:
+    from snnk.finetune.data import hub_columns
 
-    loaded = datasets.load_dataset(str(DATASETS[name].hub))
+    image, label = DATASETS[name].columns
     splits = {}
-    for split in ("train", "test"):
-        x = np.stack([np.asarray(picture) for picture in loaded[split][image]])
-        y = torch.tensor(loaded[split][label])
-        x = shape(x.astype(np.float32) / 255 if x.ndim == 3 else x)
-        splits[split] = Split(torch.from_numpy(np.ascontiguousarray(x)), y)
+    for split in SPLITS:
+        found = hub_columns(f"{DATASETS[name].hub}@{split}")
+        _counted(name, split, found[image], found[label], hub=True)
+        splits[split] = _split(np.stack([np.asarray(picture) for picture in found[image]]), np.array(found[label]))
     return splits
+
+
+def _split(x: Any, y: Any) -> Split:
+    return Split(torch.from_numpy(np.array(x, order="C")), torch.from_numpy(np.asarray(y).astype(np.int64)))
 
 
 def is_quick(config: Any, quick: Any) -> bool:

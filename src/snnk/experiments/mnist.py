@@ -7,23 +7,21 @@ chooses the epoch, as the appendix on data sets says.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from statistics import mean
 from typing import Any
-
-from torch import nn
 
 from snnk.experiments import data
 from snnk.experiments.records import Results, Row
-from snnk.experiments.training import fit_classifier
-from snnk.layers import SNNKLinear
+from snnk.experiments.training import fit_classifier, judged, means, mlp
 
 FIGURE = "figure: MNIST ablation"
 NEEDS = "MNIST"
 TIME = "1 hour; --quick 5 s"
 MLP = "MLP"
+FIGURES = ("test_loss", "test_accuracy", "last_loss", "trained", "frozen")
 
 
 @dataclass(frozen=True)
@@ -51,17 +49,6 @@ def total(config: Config) -> int:
     return (1 + len(config.features)) * config.seeds
 
 
-def network(inputs: int, outputs: int, num_features: int | None, config: Config, seed: int) -> nn.Module:
-    """The MLP, or with `num_features` the one with an SNNK layer in it."""
-    width = config.hidden
-    if num_features is None:
-        hidden: list[nn.Module] = [nn.Linear(width, width), nn.ReLU()]
-    else:
-        hidden = [SNNKLinear(width, width, num_features, config.feature_map, seed=seed)]
-    dropout = nn.Dropout(config.dropout)
-    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), dropout, *hidden, dropout, nn.Linear(width, outputs))
-
-
 def run(config: Config, results: Results, source: data.Source = data.NOWHERE) -> Iterator[Row]:
     """One row for each network and seed."""
     wanted = [(seed, m) for seed in range(config.seed, config.seed + config.seeds) for m in (None, *config.features)]
@@ -78,8 +65,9 @@ def run(config: Config, results: Results, source: data.Source = data.NOWHERE) ->
             if config.rows:
                 kept = kept[: config.rows]
             parts = {"train": splits["train"].take(kept), "validation": splits["train"].take(held)}
+            sizes = splits["train"].x.shape[1], config.hidden, config.hidden, 10
             found = fit_classifier(
-                partial(network, splits["train"].x.shape[1], 10, m, config, seed),
+                partial(mlp, sizes, m, config, seed),
                 {**parts, "test": splits["test"]},
                 epochs=config.epochs,
                 batch_size=config.batch_size,
@@ -90,9 +78,11 @@ def run(config: Config, results: Results, source: data.Source = data.NOWHERE) ->
         yield row
 
 
-def _mean(results: Results, key: str, m: int | None) -> float | None:
-    values = [r[key] for r in results if r["num_features"] == m]
-    return mean(values) if values else None
+def _figures(results: Results) -> dict[int | None, dict[str, float]]:
+    """Means over seeds by number of features, None for the MLP; `last_loss` is the training loss of the last epoch."""
+    rows = [{**r, "last_loss": r["train_losses"][-1]} for r in results]
+    counts = sorted({r["num_features"] for r in rows}, key=lambda m: m or 0)
+    return {m: means([r for r in rows if r["num_features"] == m], *FIGURES) for m in counts}
 
 
 def plot(results: Results) -> Any:
@@ -101,11 +91,11 @@ def plot(results: Results) -> Any:
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    counts = sorted({r["num_features"] for r in results if r["num_features"]})
-    left.plot(counts, [100 * (_mean(results, "test_accuracy", m) or 0) for m in counts], "o-", label="SNNK")
-    base = _mean(results, "test_accuracy", None)
+    found = _figures(results)
+    base = found.pop(None, None)
+    left.plot([m or 0 for m in found], [100 * f["test_accuracy"] for f in found.values()], "o-", label="SNNK")
     if base is not None:
-        left.axhline(100 * base, color="tab:gray", ls="--", label=MLP)
+        left.axhline(100 * base["test_accuracy"], color="tab:gray", ls="--", label=MLP)
     left.set_xscale("log", base=2)
     left.set_xlabel("random features")
     left.set_ylabel("test accuracy, %")
@@ -113,7 +103,8 @@ def plot(results: Results) -> Any:
         if r["seed"] == results.config["seed"]:
             label = MLP if r["num_features"] is None else f"{r['num_features']} features"
             style = {"color": "black", "lw": 2} if r["num_features"] is None else {}
-            right.plot(range(1, 1 + len(r["train_losses"])), r["train_losses"], label=label, **style)
+            losses = [math.nan if loss is None else loss for loss in r["train_losses"]]
+            right.plot(range(1, 1 + len(losses)), losses, label=label, **style)
     right.set_yscale("log")
     right.set_xlabel("epoch")
     right.set_ylabel("training loss, with dropout")
@@ -125,28 +116,37 @@ def plot(results: Results) -> Any:
 
 def claims(results: Results) -> list[Row]:
     """The paper's statements beside what the rows say."""
-    base, base_loss = (_mean(results, key, None) for key in ("test_accuracy", "test_loss"))
-    if base is None or base_loss is None:
+    found = _figures(results)
+    base = found.pop(None, None)
+    if base is None or not found:
         return []
     table = []
-    for m in sorted({r["num_features"] for r in results if r["num_features"]}):
-        accuracy = _mean(results, "test_accuracy", m) or 0.0
-        if m >= 32:
-            table.append(
-                {
-                    "paper": f"SNNK with {m} features is above the MLP on MNIST",
-                    "ours": f"{100 * accuracy:.2f} %, MLP {100 * base:.2f} %",
-                    "holds": accuracy > base,
-                }
-            )
-    last = {m: [r["train_losses"][-1] for r in results if r["num_features"] == m] for m in (None, 32)}
-    if last[None] and last[32]:
-        snnk, mlp = mean(last[32]), mean(last[None])
+    answers = sum(r["test_rows"] for r in results if r["num_features"] is None)  # of all seeds
+    for m, ours in found.items():
+        if m is None or m < 32:
+            continue
+        p, q = ours["test_accuracy"], base["test_accuracy"]
+        deviation = math.sqrt((p * (1 - p) + q * (1 - q)) / answers)
         table.append(
-            {
-                "paper": "lower training losses than the MLP's (32 features, last epoch)",
-                "ours": f"{snnk:.4f}, MLP {mlp:.4f}",
-                "holds": snnk < mlp,
-            }
+            judged(
+                f"SNNK with {m} features is above the MLP on MNIST",
+                f"{100 * p:.2f} %, MLP {100 * q:.2f} %{' (a tie)' if abs(p - q) <= deviation else ''}; "
+                f"{ours['trained']:,.0f} trained and {ours['frozen']:,.0f} frozen against {base['trained']:,.0f}",
+                p - q > deviation,
+                f"one deviation of the difference in {answers:,} answers, {100 * deviation:.2f} points: less is a tie",
+                ours,
+                base,
+            )
         )
+    losses = {m: figures["last_loss"] for m, figures in found.items()}
+    table.append(
+        judged(
+            "lower training losses than the MLP's across numbers of features (last epoch)",
+            f"{', '.join(f'{m}: {loss:.4f}' for m, loss in losses.items())}; MLP {base['last_loss']:.4f}",
+            all(loss < base["last_loss"] for loss in losses.values()),
+            "none",
+            base,
+            *found.values(),
+        )
+    )
     return table

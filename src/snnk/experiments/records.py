@@ -133,6 +133,18 @@ class Stored(Results):
         self.path, self.aside = path, None
 
 
+def claim(paper: str, ours: str, holds: bool, tolerance: str = "none") -> Row:
+    """One line of the claims table.
+
+    Args:
+        paper: the paper's statement.
+        ours: our figures.
+        holds: whether they bear it out.
+        tolerance: by how much they may differ, in words.
+    """
+    return {"paper": paper, "ours": ours, "tolerance": tolerance, "holds": bool(holds)}
+
+
 def _plain(value: Any) -> Any:
     """The same with null for figures that are not finite."""
     if isinstance(value, Mapping):

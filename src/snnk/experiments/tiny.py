@@ -7,8 +7,9 @@ show that an experiment runs, and nothing about any method.
 from __future__ import annotations
 
 import json
+import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -18,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snnk.experiments.data import Source, cifar10, is_quick
+from snnk.experiments.data import HUB, IMAGES, Source, image_folders, image_task, is_quick
 
+LOG = logging.getLogger("snnk")
 BERT = "bert-base-uncased"
 VIT = "google/vit-base-patch16-224-in21k"
 SIZES: dict[str, Any] = {
@@ -37,26 +39,70 @@ Files = dict[str, Any]
 
 @contextmanager
 def glue(config: Any, quick: Any, source: Source, default: str = BERT) -> Iterator[Files]:
-    """`model` and `data_dir` of FinetuneConfig, for a configuration and the experiment's QUICK one."""
+    """`model` and `data_dir` of FinetuneConfig, for a configuration and the experiment's QUICK one.
+
+    Files are looked for in the folder `glue` of --data-dir and in itself, for all tasks, before a model is loaded.
+    """
     _require()
+    from snnk.finetune.data import GLUE_WHERE
+
     small = is_quick(config, quick)
-    if source.data_dir is None and not small:
-        raise FileNotFoundError(
-            "GLUE is needed: get it from gluebenchmark.com, a folder a task such as CoLA/train.tsv and CoLA/dev.tsv, "
-            "and name the folder of those with --data-dir"
-        )
     with TemporaryDirectory() as name:
         folder = Path(name)
+        if source.data_dir is not None:
+            tasks = getattr(config, "tasks", ("stsb",))  # compression has STS-B alone
+            data_dir = _glue_folder(source.data_dir, tasks, folder)
+        elif small:
+            data_dir = make_glue(folder)
+        else:
+            raise FileNotFoundError(
+                f"GLUE is needed: get it from {GLUE_WHERE}, and name the folder of those with --data-dir; or load it "
+                "with --data-dir hub"
+            )
         model = source.model or (make_bert(folder / "tiny-bert") if small else default)
-        yield {"model": model, "data_dir": source.data_dir or make_glue(folder)}
+        yield {"model": model, "data_dir": data_dir}
+
+
+def _glue_folder(data_dir: str, tasks: Iterable[str], folder: Path) -> str:
+    """Where the files of all tasks are; those of the hub are put into `folder`."""
+    from snnk.finetune.data import GLUE, GLUE_HUB, miscounted
+
+    hub = data_dir in (HUB, GLUE_HUB)
+    places = (folder,) if hub else (Path(data_dir, "glue"), Path(data_dir))
+    root = next((p for p in places if any((p / row.folder).is_dir() for row in GLUE.values())), places[-1])
+    for task in dict.fromkeys(tasks):
+        if hub:
+            hub_glue(task, folder)
+        if (line := miscounted(task, root)) is not None:
+            LOG.warning(line)
+    return str(root)
+
+
+def hub_glue(task: str, folder: Path) -> None:
+    """Write a task of the hub's GLUE as the files that GLUE has."""
+    from snnk.finetune.data import GLUE, GLUE_HUB, hub_columns
+
+    row = GLUE[task]
+    (folder / row.folder).mkdir(parents=True, exist_ok=True)
+    for part in ("train", row.dev):
+        found = hub_columns(f"{GLUE_HUB}:{task}@{part.replace('dev', 'validation')}")
+        texts = [name for name in found if name not in ("label", "idx")]
+        # STS-B's are float32: 3.8 is 3.799999952316284
+        cells = {row.label: [f"{v:.3f}" if isinstance(v, float) else str(v) for v in found["label"]]}
+        for name, column in zip(filter(None, (row.text, row.pair)), texts, strict=True):
+            cells[name] = [" ".join(text.split()) for text in found[column]]  # no tabs, no ends of lines
+        names = row.columns or tuple(cells)
+        lines = zip(*(cells.get(name, [""] * len(found["label"])) for name in names), strict=True)
+        text = "".join("\t".join(line) + "\n" for line in ([] if row.columns else [names]) + list(lines))
+        (folder / row.folder / f"{part}.tsv").write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def images(config: Any, quick: Any, source: Source, default: str = VIT) -> Iterator[Files]:
-    """`model`, `train` and `test` of FinetuneConfig: folders train and test of --data-dir, or CIFAR-10's images.
+    """`model`, `train` and `test` of FinetuneConfig: folders train and test of --data-dir, or images of CIFAR.
 
     Args:
-        config: has `train_rows` and `test_rows`, images of CIFAR-10 that are drawn, and `seed`.
+        config: has `train_rows` and `test_rows`, images of CIFAR that are drawn, and `seed`.
         quick: the experiment's QUICK configuration.
         source: of model and data.
         default: the model without --model.
@@ -65,17 +111,17 @@ def images(config: Any, quick: Any, source: Source, default: str = VIT) -> Itera
     small = is_quick(config, quick)
     with TemporaryDirectory() as name:
         folder = Path(name)
-        root = folder if source.data_dir is None else Path(source.data_dir)
+        found = image_folders(source)
         if source.data_dir is None and small:
             make_images(folder)
-        elif not all((root / part).is_dir() for part in ("train", "test")):
-            for part, split in cifar10(source).items():
+        elif found is None:
+            for part, split in IMAGES[image_task(source)](source).items():
                 rows = getattr(config, f"{part}_rows")
                 chosen = torch.randperm(len(split), generator=torch.Generator().manual_seed(config.seed))[:rows]
                 write_images(folder / part, split.x[chosen], split.y[chosen].tolist())
-            root = folder
+        train, test = found or (folder / "train", folder / "test")
         model = source.model or (make_vit(folder / "tiny-vit") if small else default)
-        yield {"model": model, "train": str(root / "train"), "test": str(root / "test")}
+        yield {"model": model, "train": str(train), "test": str(test)}
 
 
 def _require() -> None:

@@ -1,16 +1,70 @@
-"""Training of small networks, as the toy experiments of the paper do it: Adam, the best epoch by validation."""
+"""What the toy experiments share: small networks, their training with Adam, and claims from rows of several seeds."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import mean
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from snnk.experiments.data import Split
-from snnk.experiments.records import Row
+from snnk.experiments.records import Row, claim
+from snnk.features import Directions
+from snnk.layers import SNNKLinear
+
+
+def uniform(*shape: int, bound: float, generator: Generator) -> Tensor:
+    """Numbers in [-bound, bound]."""
+    return (2 * torch.rand(shape, generator=generator) - 1) * bound
+
+
+def grid(size: int, box: float = 1.0) -> Tensor:
+    """Points of a square, (size^2, 2) in [-box, box]: down, then across."""
+    t = torch.linspace(-box, box, size)
+    return torch.stack(torch.meshgrid(t, t, indexing="ij"), -1).reshape(-1, 2)
+
+
+class Neurons(nn.Module):
+    """phi(h) A^T with phi(h) = f(G h + c): rows of G (m, in) are given and frozen, as is c, of any phase; A is trained.
+
+    Example:
+        >>> Neurons(torch.ones(4, 3), 5, "sin", 0.1, torch.Generator())(torch.zeros(2, 3)).shape
+        torch.Size([2, 5])
+    """
+
+    def __init__(self, rows: Tensor, out_features: int, activation: str, bound: float, generator: Generator) -> None:
+        super().__init__()
+        m, in_features = rows.shape
+        self.feature_map = Directions(in_features, m, activation)
+        self.feature_map.set_(rows)
+        self.feature_map.projection[:, -1] = uniform(m, bound=math.pi, generator=generator)
+        self.weight = nn.Parameter(uniform(out_features, m, bound=bound, generator=generator))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.feature_map(x), self.weight)
+
+
+def mlp(sizes: tuple[int, int, int, int], num_features: int | None, config: Any, seed: int) -> nn.Module:
+    """Three layers with ReLU and dropout; with `num_features` the middle one and its ReLU are an SNNK layer.
+
+    Args:
+        sizes: inputs, two widths and classes.
+        num_features: None for the MLP.
+        config: has `feature_map` and `dropout`.
+        seed: of the feature map.
+    """
+    inputs, first, width, classes = sizes
+    if num_features is None:
+        middle: list[nn.Module] = [nn.Linear(first, width), nn.ReLU()]
+    else:
+        middle = [SNNKLinear(first, width, num_features, config.feature_map, seed=seed)]
+    dropout = nn.Dropout(config.dropout)
+    return nn.Sequential(nn.Linear(inputs, first), nn.ReLU(), dropout, *middle, dropout, nn.Linear(width, classes))
 
 
 @torch.no_grad()
@@ -40,12 +94,13 @@ def fit_classifier(
     losses: list[float] = []
     validation: list[float] = []
     best: dict[str, Tensor] = {}
+    best_epoch, least = 0, math.inf
     with torch.random.fork_rng():  # dropout knows no generator of its own
         torch.manual_seed(seed)
         model = make()
         trained = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.Adam(trained, lr=learning_rate, fused=True)
-        for _ in range(epochs):
+        for epoch in range(1, epochs + 1):
             model.train()
             total = 0.0
             for rows in torch.randperm(len(train)).split(batch_size):
@@ -56,17 +111,53 @@ def fit_classifier(
                 total += loss.item() * len(rows)
             losses.append(total / len(train))
             validation.append(evaluate(model, splits["validation"])[0])
-            if validation[-1] == min(validation):
+            if not best or validation[-1] < least:
                 best = {key: value.clone() for key, value in model.state_dict().items()}
+                best_epoch = epoch
+                least = validation[-1] if math.isfinite(validation[-1]) else math.inf  # NaN is less than nothing
         model.load_state_dict(best)
     test_loss, accuracy = evaluate(model, splits["test"])
     return {
         "trained": sum(p.numel() for p in trained),
         "frozen": sum(b.numel() for b in model.buffers()),
-        "best_epoch": 1 + min(range(epochs), key=lambda i: validation[i]),
+        "best_epoch": best_epoch,
         "test_loss": test_loss,
         "test_accuracy": accuracy,
+        "test_rows": len(splits["test"]),
         "train_losses": [round(x, 5) for x in losses],
         "validation_losses": [round(x, 5) for x in validation],
         "seconds": time.perf_counter() - start,
     }
+
+
+def means(rows: Iterable[Row], *keys: str) -> dict[str, float]:
+    """Means of figures over rows; NaN where one is null: what diverged for one seed has no mean.
+
+    Example:
+        >>> means([{"loss": 1.0, "psnr": None}, {"loss": 2.0, "psnr": 30.0}], "loss", "psnr")
+        {'loss': 1.5, 'psnr': nan}
+    """
+    rows = list(rows)
+    return {key: mean(math.nan if r[key] is None else r[key] for r in rows) for key in keys}
+
+
+def against(rows: Sequence[Row], networks: Sequence[str], **where: Any) -> Iterator[tuple[str, list[Row], list[Row]]]:
+    """For each network but the first, the baseline: its rows and the baseline's, of the seeds that both have."""
+    chosen = [r for r in rows if all(r[key] == value for key, value in where.items())]
+    by_seed = {name: {r["seed"]: r for r in chosen if r["network"] == name} for name in networks}
+    base = by_seed[networks[0]]
+    for name in networks[1:]:
+        seeds = sorted(by_seed[name].keys() & base.keys())
+        if seeds:
+            yield name, [by_seed[name][s] for s in seeds], [base[s] for s in seeds]
+
+
+def judged(paper: str, ours: str, holds: bool, tolerance: str, *figures: dict[str, float]) -> Row:
+    """A claim, which does not hold if one of the figures that it is about is NaN.
+
+    Example:
+        >>> judged("accurate", "a loss of nan", True, "none", {"loss": math.nan})["ours"]
+        'diverged'
+    """
+    lost = any(math.isnan(x) for found in figures for x in found.values())
+    return claim(paper, "diverged" if lost else ours, holds and not lost, tolerance)

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
-from snnk.experiments.records import Results, Row
+from snnk.experiments.records import Results, Row, claim
 
+EQUAL = 1.0  # points within which two scores are about equal
 METRICS = {"cola": "mcc", "mrpc": "f1", "qqp": "f1", "stsb": "spearman"}  # that the paper reports; else accuracy
 
 
@@ -74,7 +76,7 @@ def row_of(found: Mapping[str, Any], metric: str) -> Row:
 def score_of(results: Results, task: str, method: str) -> float | None:
     """Mean over seeds of a table's row."""
     found = [r["score"] for r in results if (r["part"], r["task"], r["method"]) == ("table", task, method)]
-    return mean(found) if found else None
+    return mean(found) if found and None not in found else None  # null is of a run that diverged
 
 
 def both(results: Results, one: str, two: str) -> dict[str, tuple[float, float]]:
@@ -88,9 +90,21 @@ def both(results: Results, one: str, two: str) -> dict[str, tuple[float, float]]
 
 
 def orders(
-    results: Results, pairs: Sequence[tuple[str, str, str]], paper: Mapping[str, Mapping[str, float]]
+    results: Results,
+    pairs: Sequence[tuple[str, str, str]],
+    paper: Mapping[str, Mapping[str, float]],
+    notes: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Row]:
-    """For each task and pair of methods, the paper's two figures beside ours; it holds where the same one is ahead."""
+    """For each task and pair of methods, the paper's two figures beside ours.
+
+    It holds where the same one is ahead or the two are about equal; if the paper's are, ours must be too.
+
+    Args:
+        results: rows of part "table".
+        pairs: two methods of ours and the paper's name of the second.
+        paper: the paper's scores by method and task.
+        notes: what is to be said of a method, beside its figure.
+    """
     table = []
     for task in dict.fromkeys(r["task"] for r in results):
         for one, two, name in pairs:
@@ -99,22 +113,28 @@ def orders(
                 continue
             theirs = paper[one][task], paper[name][task]
             rows = [r for r in results if r["task"] == task and r["method"] == one]
+            seeds = len({r["seed"] for r in rows})
+            facts = [rows[0]["model"], f"{rows[0]['steps']} steps", f"{seeds} seed{'s' * (seeds > 1)}"]
+            facts += [notes[method] for method in (one, two) if method in notes][:1]
+            expected, found = theirs[0] - theirs[1], ours[0] - ours[1]
+            holds = abs(found) <= EQUAL if abs(expected) <= EQUAL else found * (1 if expected > 0 else -1) >= -EQUAL
             table.append(
-                {
-                    "paper": f"{task}: {one} {theirs[0]}, {name} {theirs[1]}",
-                    "ours": f"{one} {ours[0]:.2f}, {two} {ours[1]:.2f} ({rows[0]['model']}, {rows[0]['steps']} steps)",
-                    "holds": (ours[0] - ours[1]) * (theirs[0] - theirs[1]) > 0,
-                }
+                claim(
+                    f"{task}: {one} {theirs[0]}, {name} {theirs[1]}",
+                    f"{one} {ours[0]:.2f}, {two} {ours[1]:.2f} ({', '.join(facts)})",
+                    holds,
+                    f"{EQUAL:g} point",
+                )
             )
     return table
 
 
 def bars(axes: Any, results: Results, task: str) -> None:
-    """Our scores of a task's methods as bars, the paper's as crosses."""
+    """Our scores of a task's methods as bars, the paper's, of its own model, as crosses."""
     rows = {r["method"]: r for r in results if (r["part"], r["task"]) == ("table", task)}
-    axes.barh(list(rows), [score_of(results, task, name) for name in rows], color="tab:blue", label="ours")
+    axes.barh(list(rows), [score_of(results, task, name) or 0.0 for name in rows], color="tab:blue", label="ours")
     known = [r for r in rows.values() if r["paper"] is not None]
-    axes.plot([r["paper"] for r in known], [r["method"] for r in known], "kx", label="paper")
+    axes.plot([r["paper"] for r in known], [r["method"] for r in known], "kx", label="paper, its model")
     axes.invert_yaxis()
     axes.set_title(task)
     first = next(iter(rows.values()))

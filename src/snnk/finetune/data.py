@@ -13,6 +13,7 @@ import importlib
 import json
 import math
 import random
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from snnk.tables import Table
 
 POOL = 50  # batches whose rows are sorted by length together
 FEWEST = 4  # rows of a part of the data
+GLUE_HUB = "nyu-mll/glue"
+GLUE_WHERE = "gluebenchmark.com/tasks, a folder a task, such as CoLA/train.tsv and CoLA/dev.tsv"
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Task:
     """Where a GLUE task has its columns, and what it is measured by, the first of which chooses the best epoch."""
 
     folder: str
+    rows: tuple[int, int]  # of train and dev
     text: str
     pair: str | None
     label: str
@@ -44,16 +48,18 @@ class Task:
     large: bool = False  # the paper regularises small ones more
 
 
+COLA = ("source", "label", "star", "sentence")
 GLUE = {
-    "cola": Task("CoLA", "sentence", None, "label", ("mcc", "accuracy"), ("source", "label", "star", "sentence")),
-    "sst2": Task("SST-2", "sentence", None, "label", large=True),
-    "mrpc": Task("MRPC", "#1 String", "#2 String", "Quality", ("f1", "accuracy")),
-    "stsb": Task("STS-B", "sentence1", "sentence2", "score", ("spearman", "pearson")),  # the paper's first
-    "qqp": Task("QQP", "question1", "question2", "is_duplicate", ("f1", "accuracy"), large=True),
-    "mnli": Task("MNLI", "sentence1", "sentence2", "gold_label", dev="dev_matched", large=True),
-    "qnli": Task("QNLI", "question", "sentence", "label", large=True),
-    "rte": Task("RTE", "sentence1", "sentence2", "label"),
-    "wnli": Task("WNLI", "sentence1", "sentence2", "label"),
+    "cola": Task("CoLA", (8551, 1043), "sentence", None, "label", ("mcc", "accuracy"), COLA),
+    "sst2": Task("SST-2", (67349, 872), "sentence", None, "label", large=True),
+    "mrpc": Task("MRPC", (3668, 408), "#1 String", "#2 String", "Quality", ("f1", "accuracy")),
+    # the paper's metric first
+    "stsb": Task("STS-B", (5749, 1500), "sentence1", "sentence2", "score", ("spearman", "pearson")),
+    "qqp": Task("QQP", (363846, 40430), "question1", "question2", "is_duplicate", ("f1", "accuracy"), large=True),
+    "mnli": Task("MNLI", (392702, 9815), "sentence1", "sentence2", "gold_label", dev="dev_matched", large=True),
+    "qnli": Task("QNLI", (104743, 5463), "question", "sentence", "label", large=True),
+    "rte": Task("RTE", (2490, 277), "sentence1", "sentence2", "label"),
+    "wnli": Task("WNLI", (635, 71), "sentence1", "sentence2", "label"),
 }
 
 
@@ -141,7 +147,7 @@ def read_columns(source: str | Path, columns: Sequence[str] | None = None) -> di
             raise FileNotFoundError(
                 f"no file {source}; expected {', '.join(FORMATS)}, a folder of images, or a hub name"
             )
-        return _hub(str(source))
+        return hub_columns(str(source))
     zipped = path.suffix == ".gz"
     kind = path.with_suffix("").suffix if zipped else path.suffix
     if kind.lower() in (".parquet", ".pq", ".arrow", ".feather"):
@@ -155,7 +161,7 @@ def read_columns(source: str | Path, columns: Sequence[str] | None = None) -> di
         options: Any = {"mode": "rt", "encoding": "utf-8-sig", "newline": ""}
         with gzip.open(path, **options) if zipped else path.open(**options) as file:
             return read(file, path, columns)
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, csv.Error) as error:
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error, csv.Error) as error:
         raise ValueError(f"{path} cannot be read as {kind} in UTF-8: {error}") from error
 
 
@@ -198,7 +204,8 @@ READERS: dict[str, Callable[[Iterable[str], Path, Sequence[str] | None], dict[st
 FORMATS = (*READERS, ".parquet")
 
 
-def _hub(source: str) -> dict[str, list[Any]]:
+def hub_columns(source: str) -> dict[str, list[Any]]:
+    """All columns of a data set of the hub: name[:config][@split]."""
     name, _, split = source.partition("@")
     name, _, config = name.partition(":")
     try:
@@ -363,6 +370,19 @@ def glue_files(task: str, folder: Path) -> tuple[Task, Path, Path]:
         places = [d / f"{part}.tsv{end}" for d in (folder / row.folder, folder) for end in ("", ".gz")]
         file = next((p for p in places if p.is_file()), None)
         if file is None:
-            raise FileNotFoundError(f"no {part}.tsv or {part}.tsv.gz of {row.folder} in {folder} or {places[0].parent}")
+            raise FileNotFoundError(
+                f"no {part}.tsv or {part}.tsv.gz of {row.folder} in {folder} or {places[0].parent}; "
+                f"get it from {GLUE_WHERE}"
+            )
         found.append(file)
     return row, found[0], found[1]
+
+
+def miscounted(task: str, folder: Path) -> str | None:
+    """A line on files with other rows than GLUE's, which may be a subset on purpose; None where they are the same."""
+    row, *files = glue_files(task, folder)
+    rows = tuple(len(column_of(read_columns(file, row.columns), row.label, file)) for file in files)
+    if rows == row.rows:
+        return None
+    ours, theirs = (f"{train:,} and {dev:,}" for train, dev in (rows, row.rows))
+    return f"{row.folder}: {ours} rows of train and dev where GLUE has {theirs}"

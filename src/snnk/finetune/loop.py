@@ -68,7 +68,8 @@ class Settings:
         _checks.positive(self.learning_rate, "learning_rate")
         for name in ("batch_size", "epochs", "max_steps", "patience"):
             value = getattr(self, name)
-            if value is not None and (name, value) != ("max_steps", 0):
+            none = name == "max_steps" and type(value) is int and value == 0
+            if value is not None and not none:
                 _checks.positive_int(value, name)
         _checks.choose(self.optimizer, OPTIMIZERS, "optimizer")
         _checks.choose(self.schedule, SCHEDULES, "schedule")
@@ -85,6 +86,10 @@ class Settings:
         if step < warm:
             return self.learning_rate * (step + 1) / warm
         return self.learning_rate * ((total - step) / (total - warm) if self.schedule == "linear" else 1.0)
+
+
+class Diverged(ValueError):
+    """The loss or the outputs of a model are not finite any more."""
 
 
 @dataclass
@@ -257,7 +262,7 @@ class _Run:
         self.optimizer.zero_grad()
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise ValueError(
+            raise Diverged(
                 f"the loss is {value} at step {done.steps}; try a lower learning rate than {settings.learning_rate:g}"
             )
         self.loss_sum += value if weight else 0.0
@@ -353,7 +358,7 @@ def evaluate(
     for i, part in found:
         logits[batches[i]] = part
     if not logits.isfinite().all():
-        raise ValueError("the model's outputs are not finite; try a lower learning rate, or without bf16")
+        raise Diverged("the model's outputs are not finite; try a lower learning rate, or without bf16")
     return score(logits, data.labels, metrics)
 
 

@@ -31,7 +31,7 @@ class Setup:
     seed: int
     images: bool
     source: str  # of the model
-    batches: Callable[[], list[dict[str, Tensor]]]  # labelled ones of the training data, for what is fitted to it
+    batches: Callable[..., list[dict[str, Tensor]]]  # labelled, of the training data; of so many rows if that is given
     layers: str | None = None  # of `uptrain`
 
 

@@ -91,7 +91,12 @@ def finetune(
         torch.manual_seed(config.seed)  # of new classifiers, which transformers draws from the global generator
         model = _load(config, inputs.labels, images, say)
         setup = Setup(
-            features, config.seed, images, config.model, lambda: _some(inputs.train, config.seed), config.layers
+            features,
+            config.seed,
+            images,
+            config.model,
+            lambda rows=FIT_ROWS: _some(inputs.train, config.seed, rows),
+            config.layers,
         )
         model.eval()
         model = method.edit(model, setup)
@@ -249,10 +254,10 @@ def _may_differ(model: Any, key: str) -> bool:
     return not key.startswith(f"{model.base_model_prefix}.") or ".pooler." in key
 
 
-def _some(data: Data, seed: int) -> list[dict[str, Any]]:
-    """Batches of training rows, in random order, at most as many as a closed form needs."""
+def _some(data: Data, seed: int, rows: int) -> list[dict[str, Any]]:
+    """Batches of training rows, in random order, of about so many rows."""
     batches = data.epoch(FIT_BATCH, seed, -1)
-    return [data.batch(indices) for indices in batches[: -(-FIT_ROWS // FIT_BATCH)]]
+    return [data.batch(indices) for indices in batches[: -(-rows // FIT_BATCH)]]
 
 
 def _start(model: Any, method: Method, setup: Setup, config: FinetuneConfig, say: Callable[[str], None]) -> Any:
@@ -263,7 +268,7 @@ def _start(model: Any, method: Method, setup: Setup, config: FinetuneConfig, say
     else:
         rows = max(START_ROWS, PER_FEATURE * getattr(model.config, "hidden_size", 0))
         rows = FIT_ROWS if config.max_steps == 0 else rows
-        fit = hf.start_classifier_(model, setup.batches()[: -(-rows // FIT_BATCH)])
+        fit = hf.start_classifier_(model, setup.batches(rows))
     say(f"classifier started from its closed form: {fit}")
     return {
         "kind": "closed-form",

@@ -188,6 +188,7 @@ def compress_(
                     _tokens(ffn, inputs[part], residuals[part], streams[ffn.name][part])
                     for part in (slice(cut), slice(cut, None))
                 )
+                del inputs, residuals
                 streams[ffn.name] = streams[ffn.name][cut:]  # of the rest nothing is needed any more
                 new = _fit(ffn, block, rows, refine, seed, undo)
                 error = test.error(ffn)
@@ -201,6 +202,7 @@ def compress_(
             progress(ffn.name, len(reports), len(ffns))
         if teacher is not None and replacements:
             progress("recovering", len(reports), len(ffns))
+            del walk
             recover_(model, teacher, replacements, training, steps=recover, seed=seed)
             walk, errors = Walk(model, held), {}
             for ffn in (new.ffn for new in replacements):

@@ -6,8 +6,8 @@ bottom. The layers below hand on what they are given, and what comes of it is no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -62,42 +62,40 @@ class Walk:
             residuals.append(flat(seen.residual, batch))
             raise _Seen
 
-        handles = [layer.register_forward_hook(length) for layer in self.layers[self.at : ffn.index]]
-        handles.append(self.layers[self.at].register_forward_pre_hook(start, with_kwargs=True))
-        handles.append(self.layers[ffn.index].register_forward_pre_hook(end, with_kwargs=True))
-        try:
-            with self._skipping(self.layers[: self.at]), observe([ffn], note):
-                for batch in self.batches:
-                    try:
-                        self.model(**place(batch, self.model))
-                    except _Seen:
-                        continue
-        finally:
-            for handle in handles:
-                handle.remove()
+        with ExitStack() as stack:
+            for layer in self.layers[self.at : ffn.index]:
+                stack.callback(layer.register_forward_hook(length).remove)
+            first, last = self.layers[self.at], self.layers[ffn.index]
+            stack.callback(first.register_forward_pre_hook(start, with_kwargs=True).remove)
+            stack.callback(last.register_forward_pre_hook(end, with_kwargs=True).remove)
+            for layer in self.layers[: self.at]:
+                stack.callback(_set_forward, layer, layer.__dict__.get("forward"))
+                layer.forward = _hand_on(self.lengths[layer])
+            stack.enter_context(observe([ffn], note))
+            for batch in self.batches:
+                try:
+                    self.model(**place(batch, self.model))
+                except _Seen:
+                    continue
         self.at, self.kept = ffn.index, reached
         return inputs, residuals
 
-    @contextmanager
-    def _skipping(self, layers: Sequence[Any]) -> Iterator[None]:
-        """Let layers return their input at once, in the form in which they return their output."""
 
-        def hand_on(length: int) -> Any:
-            def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-                return (hidden_states, *[None] * (length - 1)) if length else hidden_states
+def _hand_on(length: int) -> Any:
+    """A forward that returns its input at once, in a tuple of the length that the layer returns."""
 
-            return forward
+    def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (hidden_states, *[None] * (length - 1)) if length else hidden_states
 
-        own = [layer.__dict__.get("forward") for layer in layers]  # where Accelerate has put one
-        for layer in layers:
-            layer.forward = hand_on(self.lengths[layer])
-        try:
-            yield
-        finally:
-            for layer, forward in zip(layers, own, strict=True):
-                del layer.forward
-                if forward is not None:
-                    layer.forward = forward
+    return forward
+
+
+def _set_forward(layer: Any, forward: Any) -> None:
+    """Put back the layer's own forward (Accelerate makes one), or that of its class for None."""
+    if forward is None:
+        vars(layer).pop("forward", None)
+    else:
+        layer.forward = forward
 
 
 def flat(x: Tensor, batch: Mapping[str, Any]) -> Tensor:
