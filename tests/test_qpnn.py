@@ -134,13 +134,7 @@ def test_claims_follow_the_rows(results, tmp_path):
     assert all(set(claim) == {"paper", "ours", "tolerance", "holds"} for claim in table)
     assert "after 150 steps, its authors take 300,000" in table[0]["ours"]
     made = Results(tmp_path / "made.json", CONFIG)
-    row = {
-        "seed": 0,
-        "max_error": 0.3,
-        "energy": 1.4,
-        "frozen": 0,
-        "seconds": 2.0,
-    }  # rows without a box are of CONFIG's
+    row = {"seed": 0, "box": CONFIG.box, "max_error": 0.3, "energy": 1.4, "frozen": 0, "seconds": 2.0}
     made.rows = [
         {**row, "network": "QPNN", "mean_error": 0.2, "trained": 100},
         {**row, "network": "SNNK cos, paper", "mean_error": 0.3, "trained": 50, "seconds": 1.7},

@@ -145,7 +145,7 @@ def plot(results: Results) -> Any:
         for form, color in zip(FORMS, ("tab:blue", "tab:green"), strict=True):
             rows = [r for r in results if r["model"] == name and r["form"] == form]
             k = [r["replaced"] for r in rows]
-            giga, mega = [_giga(r) for r in rows], [r["parameters_M"] for r in rows]
+            giga, mega = [r["with_biases_G"] for r in rows], [r["parameters_M"] for r in rows]
             for axes, ours, paper in ((flops, giga, "paper_G"), (sizes, mega, "paper_M")):
                 axes.plot(k, ours, "-", color=color, label=f"{form}, ours")
                 axes.plot(k, [r[paper] for r in rows], "x", color=color, ms=8, label=f"{form}, paper")
@@ -162,16 +162,11 @@ def plot(results: Results) -> Any:
     return figure
 
 
-def _giga(row: Row) -> float:
-    """Billions of multiply-adds, sums with biases included; older rows have them under another name."""
-    return float(row["with_biases_G"] if "with_biases_G" in row else row["multiply_adds_G"])
-
-
 def claims(results: Results) -> list[Row]:
     """Each cell of the paper's table beside ours."""
     table = []
     for r in results:
-        cell, giga = f"{r['model']}, k = {r['replaced']}, {r['form']}", _giga(r)
+        cell, giga = f"{r['model']}, k = {r['replaced']}, {r['form']}", r["with_biases_G"]
         table.append(claim(f"{cell}: {r['paper_G']} G", f"{giga:.1f} G", abs(giga - r["paper_G"]) <= 1, "1 G"))
     for r in results:
         cell = f"{r['model']}, k = {r['replaced']}, {r['form']}"

@@ -213,11 +213,6 @@ def run(config: Config, results: Results, source: Any = None) -> Iterator[Row]:
                 yield row
 
 
-def _with_box(results: Results) -> list[Row]:
-    """Rows, of which older ones name no box: there was one."""
-    return [{"box": results.config["box"], **r} for r in results]
-
-
 def plot(results: Results) -> Any:
     """True and learnt potentials, errors on one scale, and the mean error of every seed and box."""
     import numpy as np
@@ -251,7 +246,7 @@ def plot(results: Results) -> Any:
         rows = [
             (i, r["mean_error"])
             for i, name in enumerate(shown)
-            for r in _with_box(results)
+            for r in results
             if (r["network"], r["box"]) == (name, side)
         ]
         if rows:
@@ -270,7 +265,7 @@ def plot(results: Results) -> Any:
 def claims(results: Results) -> list[Row]:
     """The paper's statements beside what the rows say, means over seeds."""
     keys = ("mean_error", "max_error", "trained", "frozen", "seconds")
-    steps, all_rows = results.config["steps"], _with_box(results)
+    steps, all_rows = results.config["steps"], list(results)
     table: list[Row] = []
     for box in dict.fromkeys(r["box"] for r in all_rows):
         for network, rows, base in against(all_rows, NETWORKS, box=box):
