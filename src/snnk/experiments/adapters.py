@@ -153,7 +153,7 @@ def _scores(results: Results, tasks: Sequence[str]) -> dict[str, float]:
 
 
 def plot(results: Results) -> Any:
-    """Bars: the mean over tasks, and a point for each task and seed."""
+    """The mean over tasks, and a point for each task and seed."""
     from matplotlib.figure import Figure
 
     rows = [r for r in results if r["stage"] == "final" and r["dev"] is not None]
@@ -163,13 +163,14 @@ def plot(results: Results) -> Any:
     names = {r["method"]: f"{r['method']} ({r['trained']:,})" for r in rows}
     figure = Figure(figsize=(8, 1.5 + 0.4 * len(scores)), layout="constrained")
     axes = figure.subplots()
-    axes.barh([names[method] for method in scores], list(scores.values()), color="tab:gray", alpha=0.5)
+    axes.plot(list(scores.values()), [names[method] for method in scores], "k|", ms=16, label="mean of tasks")
     for task in tasks:
         own = [r for r in rows if r["task"] == task and r["method"] in scores]
-        axes.plot([100 * r["dev"] for r in own], [names[r["method"]] for r in own], "o", label=task)
+        axes.plot([100 * r["dev"] for r in own], [names[r["method"]] for r in own], "o", alpha=0.6, label=task)
     axes.invert_yaxis()
     axes.set_xlabel("score on dev, %")
     axes.set_ylabel("method (trained parameters)")
+    axes.grid(alpha=0.3)
     axes.legend()
     return figure
 
