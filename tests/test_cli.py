@@ -7,6 +7,7 @@ import pytest
 import snnk
 from snnk.cli import main
 from snnk.experiments import EXPERIMENTS, estimate, records
+from snnk.experiments.data import NO_DATA
 from snnk.experiments.records import Results, Stored
 
 
@@ -67,6 +68,19 @@ def test_reproduce_pointwise(capsys, tmp_path):
     assert mean["sine", "ours", 128] < mean["sine", "paper", 128] < mean["sine", "paper", 2]
     assert mean["sine", "ours, calibrated", 32] < mean["sine", "ours", 32]
     assert mean["arc-cosine", "paper", 32] < mean["arc-cosine", "paper", 2]
+
+
+def test_rows_that_are_there_are_told_of(capsys, tmp_path, monkeypatch):
+    def stop(config, results, source):
+        raise ValueError("stopped")
+
+    module = EXPERIMENTS["pointwise"]
+    monkeypatch.setattr(module, "run", stop)
+    for config, line in ((module.QUICK, "1 rows are there from commit abc"), (module.Config(), "they go to")):
+        Results(tmp_path / "pointwise.json", config, resume=False, source=NO_DATA).add({"commit": "abc"})
+        code, out, err = run(capsys, "reproduce", "pointwise", "--quick", "--out", str(tmp_path))
+        assert code == 2 and "stopped" in err and line in out
+    assert len(list(tmp_path.iterdir())) == 1  # moved only when a row comes
 
 
 def test_reproduce_list(capsys):

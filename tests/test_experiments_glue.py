@@ -207,6 +207,12 @@ def test_rates_beside_the_best_are_tried_too(tmp_path):
     assert {r["learning_rate"] for r in equal if r["stage"] == "final"} == {3.0}
 
 
+def test_a_training_that_diverges_is_a_row_without_figures(files):
+    config = replace(adapters.QUICK, max_steps=20, schedule="constant")
+    key = {"stage": "tuning", "task": "cola", "method": "houlsby", "learning_rate": 1e30, "seed": 0}
+    assert adapters.measure(key, config, files) == {**key, "validation": None, "dev": None}
+
+
 @pytest.mark.parametrize("name", ["snnk-pooler", "houlsby"])
 def test_a_method_as_an_object_is_that_of_its_name(name, files):
     options = {"task": "cola", "features": 4, "max_steps": 6, "batch_size": 16, "seed": 3}

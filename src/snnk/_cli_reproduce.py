@@ -74,9 +74,9 @@ def reproduce(
     results = Results(out / f"{name}.json", config, source=names)
     others = Counter(row["commit"] for row in results if row.get("commit") != results.environment["commit"])
     for commit, count in others.items():
-        console.print(f"{count} rows are there from commit {commit}; for new ones name another --out")
+        _say(console, f"{count} rows are there from commit {commit}; for new ones name another --out")
     if results.aside is not None:
-        console.print(f"rows of another configuration are in {results.path}: they go to {results.aside}")
+        _say(console, f"rows of another configuration are in {results.path}: they go to {results.aside}")
     start = time.perf_counter()
     rows = experiment.run(config, results, source)
     list(track(rows, name, total=experiment.total(config), console=console, transient=True))

@@ -162,13 +162,10 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
 
 def _has_trained_pooler(model: str) -> bool:
     """Whether the files have a pooler that training has moved: its bias starts at zero."""
-    from transformers import AutoModel
+    from snnk.finetune.methods import stored_pooler
 
-    auto: Any = AutoModel
-    base, info = auto.from_pretrained(model, use_safetensors=True, output_loading_info=True)
-    dense = getattr(getattr(base, "pooler", None), "dense", None)
-    missing = any(key.startswith("pooler.") for key in info["missing_keys"])
-    return dense is not None and not missing and bool(dense.bias.any())
+    dense = stored_pooler(model)
+    return dense is not None and bool(dense.bias.any())
 
 
 def _curve(results: Results, method: str) -> dict[int, float]:

@@ -164,11 +164,15 @@ def _own_pooler(model: Any, setup: Setup) -> dict[str, Any]:
     """What a new pooler starts from: the files may have one even where the classifier reads the token itself."""
     if hf.find_pooler(model).site.form != "insert":
         return {"init": "pretrained"}
-    base, info = AutoModel.from_pretrained(setup.source, use_safetensors=True, output_loading_info=True)
-    dense = getattr(getattr(base, "pooler", None), "dense", None)
-    if dense is None or any(key.startswith("pooler.") for key in info["missing_keys"]):
-        return {"init": "random"}
-    return {"init": "pretrained", "pooler": dense}
+    dense = stored_pooler(setup.source)
+    return {"init": "random"} if dense is None else {"init": "pretrained", "pooler": dense}
+
+
+def stored_pooler(source: str) -> Any:
+    """The linear layer of the pooler in a model's files, of a folder or of the hub; None if they have none."""
+    base, info = AutoModel.from_pretrained(source, use_safetensors=True, output_loading_info=True)
+    missing = any(key.startswith("pooler.") for key in info["missing_keys"])
+    return None if missing else getattr(getattr(base, "pooler", None), "dense", None)
 
 
 def snnk_pooler(model: Any, setup: Setup) -> Any:
@@ -241,8 +245,8 @@ METHODS: dict[str, Method] = {
     ),
     "snnk-cos": Method(
         "the paper's adapters with random cosine features, on orthogonal rows and inputs of unit length",
-        # the paper does not say; on Gaussian rows features overflow, and at the norms of a transformer's activations
-        # (4 to 23 in MiniLM) on any rows they are large and as good as random
+        # the paper does not say; at the norms of a transformer's activations features overflow on Gaussian rows, and on
+        # any rows they are large and as good as random
         wrap=snnk_adapter(feature_map="cos", normalize="unit"),
         features=16,
         images=CLIP,
