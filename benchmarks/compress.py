@@ -51,7 +51,6 @@ class Config:
     model: str = ""
     calibration: str = "STS-B"
     sentences: int = 2000
-    keeps: tuple[float, ...] = (0.25, 0.5, 0.125)
     rounds: int = 15
     threads: int = 2
     seed: int = 0
@@ -263,10 +262,10 @@ def latency(original: Forward, rival: Forward, batch: Batch, rounds: int) -> flo
     return statistics.median(times[1][1:]) / statistics.median(times[0][1:])
 
 
-def contenders(config: Config) -> Iterator[tuple[str, float, Callable[[Any, Task, float], None], bool]]:
+def contenders(keeps: tuple[float, ...]) -> Iterator[tuple[str, float, Callable[[Any, Task, float], None], bool]]:
     """(name, keep, what it does to a copy of the model, whether int8 versions of it are measured too)."""
     yield "original", 1.0, lambda model, task, keep: None, True
-    for keep in config.keeps:
+    for keep in keeps:
         yield "snnk", keep, ours, True
         yield "snnk, closed form only", keep, lambda m, t, k: ours(m, t, k, refine=0), False
         yield "snnk, counts chosen jointly", keep, lambda m, t, k: ours(m, t, k, joint=True), False
@@ -294,9 +293,9 @@ def main() -> int:
         parser.error("name --model and --data, or --quick for a model made here")
     keeps = tuple(float(k) for k in args.keeps.split(","))
     name = args.model.name if args.model else "quick"
-    config = Config(name, args.calibration, keeps=keeps, rounds=args.rounds, threads=args.threads)
+    config = Config(name, args.calibration, rounds=args.rounds, threads=args.threads)
     if args.quick:
-        config = Config("quick", rounds=2, keeps=(0.5,))
+        config, keeps = Config("quick", rounds=2), (0.5,)
     torch.set_num_threads(config.threads)
     original, task = make(config) if args.quick else load(args, config)
     results = Results(args.out, config)
@@ -330,7 +329,7 @@ def main() -> int:
         sys.stdout.flush()
         return row
 
-    for name, keep, change, small in contenders(config):
+    for name, keep, change, small in contenders(keeps):
         asked = name.startswith(args.only) and not name.startswith(args.skip)
         if not asked or results.find(contender=name, keep=keep):
             continue
