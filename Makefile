@@ -28,7 +28,6 @@ slow: $(READY)
 	$(BIN)/python -m pytest -m slow
 
 bench: $(READY)
-	$(BIN)/python benchmarks/estimators.py
 	$(BIN)/python benchmarks/layers.py
 	$(BIN)/python benchmarks/bundle.py
 	$(BIN)/python benchmarks/bundled.py

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from snnk import URF
 from snnk.cli import main
-from snnk.experiments import EXPERIMENTS, data, mnist, pointwise, trainable_parameters, uci
+from snnk.experiments import EXPERIMENTS, data, estimators, mnist, pointwise, trainable_parameters, uci
 from snnk.experiments.page import write_page
 from snnk.experiments.records import Results, Stored
 from snnk.experiments.training import evaluate, fit_classifier, mlp
@@ -271,6 +272,41 @@ def test_claims_of_pointwise():
     assert "arc-cosine" in table[2]["paper"] and table[2]["ours"].endswith("0.210; below 0.2 from p = 128")
     assert table[1]["ours"].startswith("spread over 9 draws 0.5 at p = 2") and table[1]["tolerance"] == "below 1e-06"
     assert pointwise.claims(Rows([], dim=2000)) == []
+
+
+def test_claims_of_estimators(tmp_path):
+    def row(name, squared, relative=0.1, setting="d = 64, positive"):
+        sizes = {"setting": setting, "estimator": name, "num_features": 128}
+        return {**sizes, "squared_error": squared, "relative_error": relative}
+
+    rows = [row("paper", 2.0, 0.5), row("URF", 0.039), row("ProjectedURF", 2e-4, 0.01)]
+    [found] = estimators.claims(Rows(rows))
+    assert found["holds"] and found["tolerance"] == "0.02 of the paper's squared error"
+    assert "URF 0.019, ProjectedURF 0.0001; relative errors, the paper's first: 0.5, 0.1, 0.01" in found["ours"]
+    [found] = estimators.claims(Rows([*rows[:2], row("ProjectedURF", 0.041)]))  # 0.02 of 2 is 0.04
+    assert not found["holds"]
+    assert estimators.claims(Rows(rows[:1])) == estimators.claims(Rows(rows[1:])) == []
+    figure = estimators.plot(Rows([*rows, row("paper", 1.0, setting="d = 64, norms 1 and 1")]))
+    figure.savefig(tmp_path / "estimators.png")
+    heights = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
+    assert heights == {"paper": [1.0, 1.0], "URF": [0.039 / 2], "ProjectedURF": [1e-4]}
+
+
+def test_estimators_measure_what_the_maps_do(tmp_path):
+    config = replace(estimators.QUICK, settings=("d = 64, norms 1 and 1",), draws=2, pairs=4, seen=64)
+    rows = list(estimators.run(config, Results(tmp_path / "rows.json", config)))
+    assert len(rows) == estimators.total(config)
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.nn.functional.normalize(torch.randn(4, 64, generator=generator), dim=1) for _ in range(2))
+    exact = torch.sin(x @ w.T + 0.5)
+    off = []
+    for seed in range(2):
+        fm = URF.paper(64, 128, "sin", seed=seed)
+        off.append(fm.phi(x) @ fm.psi(w, torch.full((4,), 0.5)).T - exact)
+    error = torch.stack(off).double()
+    assert rows[0]["squared_error"] == pytest.approx(float(error.square().mean()), rel=1e-4)
+    assert rows[0]["relative_error"] == pytest.approx(float((error / exact).abs().mean()), rel=1e-4)
+    assert all(row["squared_error"] < rows[0]["squared_error"] for row in rows[1:])
 
 
 def test_page_has_every_claim_and_what_is_missing(capsys, tmp_path):

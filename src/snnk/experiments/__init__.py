@@ -12,6 +12,7 @@ from snnk.experiments import (
     adapters,
     bundled_transformers,
     compression,
+    estimators,
     glue,
     mnist,
     pointwise,
@@ -34,6 +35,7 @@ EXPERIMENTS: dict[str, ModuleType] = {
     "glue": glue,
     "vision": vision,
     "uptraining": uptraining,
+    "estimators": estimators,
     "compression": compression,
     "adapters": adapters,
 }
