@@ -30,7 +30,6 @@ slow: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/layers.py
 	$(BIN)/python benchmarks/bundle.py
-	$(BIN)/python benchmarks/bundled.py
 	$(BIN)/python benchmarks/fit.py
 
 $(READY): pyproject.toml constraints.txt

@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+import torch
 
-from snnk.experiments import EXPERIMENTS
+from snnk.experiments import EXPERIMENTS, bundled_latency
 from snnk.experiments import bundled_transformers as experiment
 from snnk.experiments.records import Results
 
@@ -94,3 +96,37 @@ print([m for m in sys.modules if m.split(".")[0] == "transformers"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "bundled-transformers" in done.stdout and done.stdout.endswith("[]\n")
+
+
+def test_latency_takes_turns_and_counts_processor_time(monkeypatch):
+    calls, clock, threads = [], [0.0], torch.get_num_threads()
+
+    def model(name, seconds):
+        def forward(**inputs):
+            calls.append((name, torch.get_num_threads(), torch.is_grad_enabled(), inputs))
+            clock[0] += seconds + 10 * (len(calls) <= 2)  # what the first turn has beside is not counted
+
+        return forward
+
+    monkeypatch.setattr(bundled_latency.time, "process_time", lambda: clock[0])
+    times = bundled_latency._turns([model("a", 3.0), model("b", 2.0)], {"x": 1}, rounds=3)
+    assert times == [[3.0] * 3, [2.0] * 3] and torch.get_num_threads() == threads
+    assert "".join(name for name, *_ in calls) == "abbaabba"
+    assert {tuple(call[1:3]) for call in calls} == {(1, False)} and calls[0][3] == {"x": 1}
+
+
+def test_latency_of_a_small_model_and_its_claims(tmp_path):
+    config = replace(bundled_latency.QUICK, models=("BERT", "ViT"), images=1, length=8, rounds=1)
+    results = Results(tmp_path / "rows.json", config)
+    rows = list(bundled_latency.run(config, results))
+    assert len(rows) == bundled_latency.total(config) and list(bundled_latency.run(config, results)) == rows
+    assert all(row["seconds"] == row["all_seconds"][0] > 0 and row["multiply_adds_ratio"] > 1.2 for row in rows)
+    figure = bundled_latency.plot(results)
+    figure.savefig(tmp_path / "latency.png")
+    assert len(figure.axes[0].get_legend().get_texts()) == 4  # each once
+
+    def holds(time_ratio):
+        made = {**rows[0], "multiply_adds_ratio": 1.48, "time_ratio": time_ratio}
+        return [claim["holds"] for claim in bundled_latency.claims([made])]
+
+    assert holds(1.41) == [True, True] and holds(1.38) == [True, False] and holds(1.37) == [False, False]

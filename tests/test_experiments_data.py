@@ -389,4 +389,12 @@ def test_all_takes_no_model(capsys, tmp_path):
 
 def test_needs_say_whether_there_are_data():
     without = {name for name, module in EXPERIMENTS.items() if not data.needs_data(module.NEEDS)}
-    assert without == {"pointwise", "siren", "qpnn", "trainable-parameters", "bundled-transformers", "estimators"}
+    assert without == {
+        "pointwise",
+        "siren",
+        "qpnn",
+        "trainable-parameters",
+        "bundled-transformers",
+        "bundled-latency",
+        "estimators",
+    }

@@ -10,6 +10,7 @@ from types import ModuleType
 
 from snnk.experiments import (
     adapters,
+    bundled_latency,
     bundled_transformers,
     compression,
     estimators,
@@ -32,6 +33,7 @@ EXPERIMENTS: dict[str, ModuleType] = {
     "uci": uci,
     "trainable-parameters": trainable_parameters,
     "bundled-transformers": bundled_transformers,
+    "bundled-latency": bundled_latency,
     "glue": glue,
     "vision": vision,
     "uptraining": uptraining,
