@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import tempfile
 from dataclasses import replace
 from itertools import pairwise
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import BertModel, DistilBertConfig, DistilBertModel
 
 from snnk.cli import main
 from snnk.experiments import EXPERIMENTS, adapters, compression, data, glue, tiny, tuning, uptraining, vision
@@ -135,6 +137,24 @@ def test_trained_parameters_of_each_method(folder):
         ("snnk-relu", 2),
         ("snnk-pooler", 8),
     }
+
+
+def test_adapters_have_the_mean_where_the_pooler_was_never_trained(folder, files, tmp_path):
+    rows = Stored(folder / "glue.json").rows
+    assert {r["method"] for r in rows if r["pooling"] == "mean"} == {"snnk-relu", "pfeiffer"}
+    assert not any(r["pooler_trained"] for r in rows)
+    model = BertModel.from_pretrained(files["model"])
+    model.pooler.dense.bias.data[0] = 0.1
+    model.save_pretrained(tmp_path / "trained")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(files["model"]) / name, tmp_path / "trained")
+    config = replace(glue.QUICK, methods=("snnk-relu",), ablation=())
+    results, source = Results(tmp_path / "rows.json", config), Source(files["data_dir"], str(tmp_path / "trained"))
+    [row] = glue.run(config, results, source)
+    assert (row["pooling"], row["pooler_trained"]) == ("model", True)
+    config = DistilBertConfig(vocab_size=9, dim=8, hidden_dim=8, n_layers=1, n_heads=2)
+    DistilBertModel(config).save_pretrained(tmp_path / "none")
+    assert glue._trained_pooler(str(tmp_path / "none")) is None
 
 
 def test_uptraining_counts_what_the_bundled_model_has(folder):

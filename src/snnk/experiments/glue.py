@@ -8,8 +8,8 @@ more and fewer features on one task.
 The hyperparameters are the paper's; of the rates that it tries for bundled heads, the lowest. Ours: steps are capped,
 so that a run takes minutes and not epochs; every classifier starts from its closed form, which makes up for much of it;
 a tenth of the training rows, not dev, chooses the epoch. So a claim here is an order of two methods, which both have
-the same steps, and no figure. Sentence encoders such as MiniLM and MPNet come with a pooler that was never trained: the
-claims say so where that is the model.
+the same steps, and no figure. Sentence encoders such as MiniLM and MPNet come with a pooler that was never trained:
+adapters then have the mean of all tokens before the classifier, and the claims about poolers say so.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ PAIRS = (
     ("snnk-cos", "pfeiffer", "adapter baseline"),
     *(("snnk-relu", name, name) for name in ("houlsby", "lora", "bitfit")),
 )
+ADAPTERS = ("snnk-relu", "snnk-cos", "houlsby", "pfeiffer", "lora", "bitfit")
 COUNTS = (  # of 8 tasks on which the first is above
     ("snnk-pooler", "pooler", "pooler", 5),
     ("snnk-relu", "pfeiffer", "adapter baseline", 5),
@@ -143,7 +144,7 @@ def total(config: Config) -> int:
 def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
     """One row for each task, method, number of features and seed."""
     with tiny.glue(config, QUICK, source) as files:
-        known, pooler = variants(), _has_trained_pooler(files["model"])
+        known, trained = variants(), _trained_pooler(files["model"])
         for key in wanted(config):
             row = results.find(**key)
             if row is None:
@@ -152,20 +153,22 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
                     options[name] = getattr(config, name)
                 if key["method"] == "closed-form":
                     options["max_steps"] = 0
+                options["pooling"] = "mean" if key["method"] in ADAPTERS and trained is False else "model"
                 base, variant = known.get(key["method"], (key["method"], None))
                 found = tuned(files, variant, method=base, **options).metrics
                 paper = PAPER.get(key["method"], {}).get(key["task"]) if key["part"] == "table" else None
                 found = row_of(found, metric_of(key["task"]))
-                row = results.add({**key, **found, "pooler_trained": pooler, "paper": paper})
+                pooler = {"pooling": options["pooling"], "pooler_trained": bool(trained)}
+                row = results.add({**key, **found, **pooler, "paper": paper})
             yield row
 
 
-def _has_trained_pooler(model: str) -> bool:
-    """Whether the files have a pooler that training has moved: its bias starts at zero."""
+def _trained_pooler(model: str) -> bool | None:
+    """Whether training has moved the pooler in the files: its bias starts at zero. None if they have no pooler."""
     from snnk.finetune.methods import stored_pooler
 
     dense = stored_pooler(model)
-    return dense is not None and bool(dense.bias.any())
+    return None if dense is None else bool(dense.bias.any())
 
 
 def _curve(results: Results, method: str) -> dict[int, float]:
