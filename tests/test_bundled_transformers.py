@@ -98,35 +98,60 @@ print([m for m in sys.modules if m.split(".")[0] == "transformers"])
     assert "bundled-transformers" in done.stdout and done.stdout.endswith("[]\n")
 
 
-def test_latency_takes_turns_and_counts_processor_time(monkeypatch):
+def test_latency_is_processor_time_of_one_thread(monkeypatch):
     calls, clock, threads = [], [0.0], torch.get_num_threads()
 
     def model(name, seconds):
         def forward(**inputs):
             calls.append((name, torch.get_num_threads(), torch.is_grad_enabled(), inputs))
-            clock[0] += seconds + 10 * (len(calls) <= 2)  # what the first turn has beside is not counted
+            clock[0] += seconds
 
         return forward
 
+    config = replace(bundled_latency.QUICK, rounds=3)
     monkeypatch.setattr(bundled_latency.time, "process_time", lambda: clock[0])
-    times = bundled_latency._turns([model("a", 3.0), model("b", 2.0)], {"x": 1}, rounds=3)
-    assert times == [[3.0] * 3, [2.0] * 3] and torch.get_num_threads() == threads
-    assert "".join(name for name, *_ in calls) == "abbaabba"
-    assert {tuple(call[1:3]) for call in calls} == {(1, False)} and calls[0][3] == {"x": 1}
+    assert bundled_latency._seconds([model("a", 3.0), model("b", 2.0)], {"x": 1}, config) == [[3.0] * 3, [2.0] * 3]
+    assert "".join(name for name, *_ in calls) == "abbaabba"[: len(calls)] and len(calls) == 8
+    assert {call[1:3] for call in calls} == {(1, False)} and calls[0][3] == {"x": 1}
+    with pytest.raises(ZeroDivisionError):
+        bundled_latency._seconds([lambda x: 1 / 0], {"x": 1}, replace(config, threads=threads + 1))
+    assert torch.get_num_threads() == threads
 
 
-def test_latency_of_a_small_model_and_its_claims(tmp_path):
-    config = replace(bundled_latency.QUICK, models=("BERT", "ViT"), images=1, length=8, rounds=1)
-    results = Results(tmp_path / "rows.json", config)
+def test_rows_and_claims_of_latency(monkeypatch, tmp_path):
+    seen = []
+
+    def seconds(models, inputs, config):
+        seen.append((models, inputs))
+        return [[3.0, 9.0, 4.0], [2.0, 3.0, 4.0]]
+
+    monkeypatch.setattr(bundled_latency, "_seconds", seconds)
+    config = replace(bundled_latency.QUICK, models=("BERT", "ViT"), images=1, length=8)
+    results, state = Results(tmp_path / "rows.json", config), torch.get_rng_state()
     rows = list(bundled_latency.run(config, results))
+    assert torch.equal(torch.get_rng_state(), state)
     assert len(rows) == bundled_latency.total(config) and list(bundled_latency.run(config, results)) == rows
-    assert all(row["seconds"] == row["all_seconds"][0] > 0 and row["multiply_adds_ratio"] > 1.2 for row in rows)
+    for row, (models, inputs) in zip(rows, seen, strict=True):
+        assert (row["seconds"], row["time_ratio"], row["threads"]) == ([3.0, 9.0, 4.0], 1.5, 1)
+        first, second = (sum(t.numel() for t in model.state_dict().values()) for model in models)
+        assert first - second == 2 * D * WIDTH + WIDTH - 2 * M * D and not any(model.training for model in models)
+        tokens = 16 if row["model"] == "BERT" else 197
+        fewer = tokens * (2 * D * WIDTH - 2 * M * D)
+        assert round(1e9 * (row["multiply_adds_G"] - row["multiply_adds_G_bundled"])) == fewer
+        assert next(iter(inputs.values())).shape[0] == (2 if row["model"] == "BERT" else 1)
     figure = bundled_latency.plot(results)
     figure.savefig(tmp_path / "latency.png")
     assert len(figure.axes[0].get_legend().get_texts()) == 4  # each once
+    assert list(figure.axes[0].lines[0].get_ydata()) == [1.5, 3.0, 1.0]
 
-    def holds(time_ratio):
-        made = {**rows[0], "multiply_adds_ratio": 1.48, "time_ratio": time_ratio}
-        return [claim["holds"] for claim in bundled_latency.claims([made])]
+    def claims(row, time_ratio):
+        work = {"multiply_adds_G": 1.48, "multiply_adds_G_bundled": 1.0}
+        return bundled_latency.claims([{**row, **work, "time_ratio": time_ratio}])
 
-    assert holds(1.41) == [True, True] and holds(1.38) == [True, False] and holds(1.37) == [False, False]
+    first, second = claims(rows[0], 1.41)
+    assert first["holds"] and first["paper"] == "BERT: 0.44 -> 0.32 s, 1.38 times faster"
+    assert first["ours"] == "1.41 times faster (turns 1.00 to 3.00), top 1 of 2: 4.0 -> 3.0 s"
+    assert second["holds"] and second["tolerance"] == "5% of their ratio"
+    assert [claim["holds"] for claim in claims(rows[0], 1.38)] == [True, False]
+    assert [claim["holds"] for claim in claims(rows[0], 1.37)] == [False, False]
+    assert claims(rows[1], 1.27)[0]["holds"] and not claims(rows[1], 1.26)[0]["holds"]

@@ -1,9 +1,10 @@
 """The paper's timing of bundled transformers (end of the appendix "Uptraining Transformers").
 
-A batch of 64 texts of 128 tokens through BERT-base, of 32 images through ViT-base; the original and the one whose top
-six feed-forward blocks are bundled with 8 random features. Weights are random: time does not depend on them. The two
-take turns; a time is that of the processor, one thread, which a busy machine hardly changes. What can be compared with
-the paper's machine is the ratio; that of the multiply-adds is the bound of any code that does nothing else.
+BERT-base reads 64 texts of 128 tokens, ViT-base 32 images: the original, and one whose top six feed-forward blocks are
+bundled with 8 random features. The paper, on a free Google Colab, does not say how many blocks; six is the most in its
+table. Weights are random, since time does not depend on them. The two take turns on one thread, and processor time is
+counted, which other programs change less than that of the clock. A ratio is the median of those of the turns. Beside it
+stands that of the multiply-adds, what to expect where they alone take time; activations, which are fewer too, are none.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Config:
     texts: int = 64
     length: int = 128
     images: int = 32
-    rounds: int = 5
+    rounds: int = 6
+    threads: int = 1
     seed: int = 0
 
 
@@ -53,15 +55,17 @@ def _build(name: str, config: Config) -> tuple[Any, dict[str, Any]]:
     import transformers
 
     hf: Any = transformers
-    if name == "BERT":
-        ids = torch.zeros(config.texts, config.length, dtype=torch.long)
-        return hf.BertModel(hf.BertConfig(num_hidden_layers=config.layers)).eval(), {"input_ids": ids}
-    vit = hf.ViTForImageClassification(hf.ViTConfig(num_hidden_layers=config.layers, num_labels=1000))
-    return vit.eval(), {"pixel_values": torch.zeros(config.images, 3, 224, 224)}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)  # transformers draws from the global generator
+        if name == "BERT":
+            ids = torch.zeros(config.texts, config.length, dtype=torch.long)
+            return hf.BertModel(hf.BertConfig(num_hidden_layers=config.layers)).eval(), {"input_ids": ids}
+        vit = hf.ViTForImageClassification(hf.ViTConfig(num_hidden_layers=config.layers, num_labels=1000))
+        return vit.eval(), {"pixel_values": torch.zeros(config.images, 3, 224, 224)}
 
 
 def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
-    """One row for each model: the seconds of each turn, their medians, and multiply-adds."""
+    """One row for each model."""
     try:
         from snnk.hf import bundle_, replace_ffn_
         from snnk.hf.counting import multiply_adds
@@ -72,20 +76,21 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
         if row is None:
             original, inputs = _build(name, config)
             bundled = copy.deepcopy(original)
-            replace_ffn_(bundled, f"top-{config.replaced}", num_features=config.num_features)
+            replace_ffn_(bundled, f"top-{config.replaced}", num_features=config.num_features, seed=config.seed)
             bundle_(bundled)
             work = [multiply_adds(model, inputs) for model in (original, bundled)]
-            times = _turns([original, bundled], inputs, config.rounds)
+            before, after = _seconds([original, bundled], inputs, config)
             row = results.add(
                 {
                     "model": name,
+                    "layers": config.layers,
                     "replaced": config.replaced,
-                    "multiply_adds_ratio": work[0] / work[1],
-                    "seconds": median(times[0]),
-                    "seconds_bundled": median(times[1]),
-                    "time_ratio": median(times[0]) / median(times[1]),
-                    "all_seconds": times[0],
-                    "all_seconds_bundled": times[1],
+                    "threads": config.threads,
+                    "multiply_adds_G": work[0] / 1e9,
+                    "multiply_adds_G_bundled": work[1] / 1e9,
+                    "seconds": before,
+                    "seconds_bundled": after,
+                    "time_ratio": median(a / b for a, b in zip(before, after, strict=True)),
                     "seed": config.seed,
                 }
             )
@@ -93,20 +98,23 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
 
 
 @torch.no_grad()
-def _turns(models: list[Any], inputs: dict[str, Any], rounds: int) -> list[list[float]]:
-    """Seconds of processor time of each model, one thread, `rounds` times after one to warm up."""
-    times: list[list[float]] = [[] for _ in models]
+def _seconds(models: list[Any], inputs: dict[str, Any], config: Config) -> list[list[float]]:
+    """Processor time of each model in each turn."""
+    from snnk.hf.counting import turns
+
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(config.threads)
     try:
-        for turn in range(rounds + 1):
-            for who in (range(len(models)), reversed(range(len(models))))[turn % 2]:
-                start = time.process_time()
-                models[who](**inputs)
-                times[who].append(time.process_time() - start)
+        runs = [lambda model=model: model(**inputs) for model in models]
+        return turns(runs, least=config.rounds, most=config.rounds, clock=time.process_time)
     finally:
         torch.set_num_threads(threads)
-    return [values[1:] for values in times]
+
+
+def _ratios(row: Row) -> tuple[list[float], float]:
+    """Of the times, a turn each, and of the multiply-adds."""
+    turns = [a / b for a, b in zip(row["seconds"], row["seconds_bundled"], strict=True)]
+    return turns, row["multiply_adds_G"] / row["multiply_adds_G_bundled"]
 
 
 def plot(results: Results) -> Any:
@@ -117,13 +125,13 @@ def plot(results: Results) -> Any:
     axes = figure.subplots()
     rows = list(results)
     for at, row in enumerate(rows):
-        turns = [a / b for a, b in zip(row["all_seconds"], row["all_seconds_bundled"], strict=True)]
+        turns, work = _ratios(row)
         axes.plot([at] * len(turns), turns, "o", color="tab:blue", alpha=0.5, label="ours, a turn each")
-        axes.plot(at, row["time_ratio"], "_", color="tab:blue", ms=30, label="ours, medians")
-        axes.plot(at, row["multiply_adds_ratio"], "_", color="black", ms=30, label="multiply-adds")
+        axes.plot(at, row["time_ratio"], "_", color="tab:blue", ms=30, label="ours, median")
+        axes.plot(at, work, "_", color="black", ms=30, label="multiply-adds")
         before, after = PAPER[row["model"]]
         axes.plot(at, before / after, "x", color="tab:red", ms=8, label="paper")
-    axes.set_xticks(range(len(rows)), [f"{row['model']}, top {row['replaced']}" for row in rows])
+    axes.set_xticks(range(len(rows)), [f"{row['model']}, top {row['replaced']} of {row['layers']}" for row in rows])
     axes.set_xlim(-0.6, len(rows) - 0.4)
     axes.set_ylabel("times faster than the original")
     axes.grid(alpha=0.3, axis="y")
@@ -137,22 +145,20 @@ def claims(results: Results) -> list[Row]:
     """The paper's times as a ratio, and ours beside that of the multiply-adds."""
     table = []
     for row in results:
-        before, after = PAPER[row["model"]]
-        cell = f"{row['model']}, top {row['replaced']} bundled"
-        ratio, work = row["time_ratio"], row["multiply_adds_ratio"]
-        ours = f"{row['seconds']:.2f} -> {row['seconds_bundled']:.2f} s of one thread, {ratio:.2f} times faster"
+        (before, after), (turns, work) = PAPER[row["model"]], _ratios(row)
+        paper, ours = before / after, row["time_ratio"]
+        told = (
+            f"{ours:.2f} times faster (turns {min(turns):.2f} to {max(turns):.2f}), top {row['replaced']} of "
+            f"{row['layers']}: {median(row['seconds']):.1f} -> {median(row['seconds_bundled']):.1f} s"
+        )
+        fewer = f"{ours:.2f} times faster, {work:.2f} times fewer multiply-adds"
         table += [
+            claim(f"{row['model']}: {before} -> {after} s, {paper:.2f} times faster", told, ours >= paper),
             claim(
-                f"{cell}: {before} -> {after} s, {before / after:.2f} times faster",
-                ours,
-                ratio >= before / after,
-                "at least as many times",
-            ),
-            claim(
-                f"not in the paper: {cell}: as many times faster as multiply-adds are fewer",
-                f"{ratio:.2f} times faster, {work:.2f} times fewer",
-                ratio >= PART * work,
-                f"{PART} of it",
+                f"not in the paper: bundled {row['model']} is as many times faster as it has fewer multiply-adds",
+                fewer,
+                ours >= PART * work,
+                f"{1 - PART:.0%} of their ratio",
             ),
         ]
     return table

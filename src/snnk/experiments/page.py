@@ -102,4 +102,5 @@ def _commits(results: Stored) -> str:
 
 
 def _model(results: Stored) -> str:
-    return results.source.get("model") or next((str(row["model"]) for row in results if row.get("model")), "")
+    found = dict.fromkeys(str(row["model"]) for row in results if row.get("model"))
+    return results.source.get("model") or ", ".join(found)
