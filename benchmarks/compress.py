@@ -83,7 +83,7 @@ def load(args: argparse.Namespace, config: Config) -> tuple[Any, Task]:
     random.Random(config.seed).shuffle(texts)
     batches = encode(sorted(texts[: config.sentences], key=len), 32)
     random.Random(config.seed).shuffle(batches)  # so that the held-out batches are of all lengths
-    dev = read(args.data, "STS-B", "dev")
+    dev = sorted(read(args.data, "STS-B", "dev"), key=lambda row: len(row[7]) + len(row[8]))  # for less padding
     pairs = encode([t for row in dev for t in row[7:9]], 64)
     return AutoModel.from_pretrained(args.model).eval(), Task(batches, pairs, [float(row[9]) for row in dev])
 
