@@ -139,4 +139,4 @@ def bars(axes: Any, results: Results, task: str) -> None:
     axes.set_title(task)
     first = next(iter(rows.values()))
     axes.set_xlabel(f"{first['metric']}, %, {first['model']}")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=2)  # no bar under it

@@ -2,9 +2,11 @@
 
 The paper's hyperparameters: 1e-3, batches of 64, ReLU adapters with 16 features (ImageNet: 32), gradients cut to norm
 1, inputs of the pooler over d^(1/4). Ours: some of the images, few steps, classifiers that start from their closed
-form. The model's processor resizes the images. CIFAR-100 takes the place of CIFAR-10 if --data-dir is its folder or
-uoft-cs/cifar100. It may also be a folder with train and test (or val), each with one folder a class, as ImageNet has:
-its name is the task's, and only cifar10 and cifar100 are set beside the paper, whose text has no figure for ImageNet.
+form. The model's processor resizes the images; "dinov2-small-98px" is DINOv2-small with one that makes them 98 pixels
+wide, 7 x 7 patches, a fifth of the time that 224 take. CIFAR-100 takes the place of CIFAR-10 if --data-dir is its
+folder or uoft-cs/cifar100. It may also be a folder with train and test (or val), each with one folder a class, as
+ImageNet has: its name is the task's, and only cifar10 and cifar100 are set beside the paper, whose text has no figure
+for ImageNet.
 """
 
 from __future__ import annotations
