@@ -110,6 +110,8 @@ def test_page_of_these(folder, tmp_path):
         for claim in EXPERIMENTS[name].claims(rows):
             assert f"{claim['paper']} | {claim['ours']} | {claim['tolerance']} |" in page
         assert f"{len(rows.rows)} of {len(rows.rows) + 1} rows in [{name}.json]" in page
+        left = page.split("## Not run here")[1]
+        assert f"- {name}: {len(rows.rows)} of {len(rows.rows) + 1} rows are there" in left
     assert "`snnk reproduce glue`" in page and "small configuration" not in page
 
 

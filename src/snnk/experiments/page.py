@@ -55,11 +55,10 @@ def write_page(folder: Path) -> Path:
         ]
         if (folder / f"{name}.png").exists():
             lines += ["", f"![{name}]({name}.png)"]
-    missing = [name for name in EXPERIMENTS if name not in found]
-    lines += ["", "## Not run here", ""]
-    lines += [f"- {name}: {EXPERIMENTS[name].FIGURE}; needs {EXPERIMENTS[name].NEEDS}" for name in missing] or [
-        "Nothing."
-    ]
+    counts = {name: _count(name, results) for name, results in found.items()}
+    missing = [f"- {name}: {count} rows are there" for name, count in counts.items() if " of " in count]
+    missing += [f"- {name}: {m.FIGURE}; needs {m.NEEDS}" for name, m in EXPERIMENTS.items() if name not in found]
+    lines += ["", "## Not run here", "", *(missing or ["Nothing."])]
     path = folder / NAME
     with written(path) as temporary:
         temporary.write_text("\n".join(lines) + "\n")
