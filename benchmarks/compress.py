@@ -39,6 +39,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 from snnk.experiments.records import Results
 from snnk.hf import compress_, find_ffns, plan, replace_
 from snnk.hf.architectures import observe
+from snnk.hf.counting import turns
 
 TARGETS = {0.5: (86.7, 0.945), 0.25: (86.5, 0.885), 0.125: (85.9, 0.83)}  # Spearman and cosine, MiniLM, STS-B
 INPUTS = ("input_ids", "attention_mask")
@@ -249,17 +250,13 @@ class Last(nn.Module):
 
 def latency(original: Forward, rival: Forward, batch: Batch, rounds: int) -> float:
     """Median processor time of the rival over that of the original, one thread each, taking turns."""
-    times: tuple[list[float], list[float]] = ([], [])
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with torch.no_grad():
-        for turn in range(rounds + 1):
-            for who in (turn % 2, 1 - turn % 2):
-                start = time.process_time()
-                (original, rival)[who](batch)
-                times[who].append(time.process_time() - start)
+        runs = [lambda forward=forward: forward(batch) for forward in (original, rival)]
+        times = turns(runs, least=rounds, most=rounds, clock=time.process_time)
     torch.set_num_threads(threads)
-    return statistics.median(times[1][1:]) / statistics.median(times[0][1:])
+    return statistics.median(times[1]) / statistics.median(times[0])
 
 
 def contenders(keeps: tuple[float, ...]) -> Iterator[tuple[str, float, Callable[[Any, Task, float], None], bool]]:

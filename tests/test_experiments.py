@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from snnk import URF
+from snnk import URF, ProjectedURF
 from snnk.cli import main
 from snnk.experiments import EXPERIMENTS, data, estimators, mnist, pointwise, trainable_parameters, uci
 from snnk.experiments.page import write_page
@@ -305,8 +305,13 @@ def test_estimators_measure_what_the_maps_do(tmp_path, monkeypatch):
     settings = tuple(s for s in estimators.Config().settings if s[0] in ("d = 64, positive", "d = 64, norms 2 and 0.5"))
     config = replace(estimators.QUICK, settings=settings, draws=2, pairs=4, seen=64, bias=0.3, seed=3)
     seen = []
-    calibrate = URF.calibrate
-    monkeypatch.setattr(URF, "calibrate", lambda self, x, w, b: (seen.append((x, w, b)), calibrate(self, x, w, b))[1])
+    for kind in (URF, ProjectedURF):
+
+        def watched(self, x, w, b, own=kind.calibrate):
+            seen.append((x, w, b))
+            return own(self, x, w, b)
+
+        monkeypatch.setattr(kind, "calibrate", watched)
     rows = list(estimators.run(config, Results(tmp_path / "rows.json", config)))
     assert len(rows) == estimators.total(config) == 8 and {row["num_features"] for row in rows} == {128}
     for at, norms in ((0, (0.0, 0.0)), (4, (2.0, 0.5))):
@@ -321,7 +326,9 @@ def test_estimators_measure_what_the_maps_do(tmp_path, monkeypatch):
             (x, w), others = [draw(4, norm) for norm in norms], [draw(64, norm) for norm in norms]
             # what maps were calibrated on: other points, drawn the same way, and the same for both kinds of map
             own = [found for found in seen if torch.allclose(found[0], others[0])]
-            assert own and all(torch.allclose(found[1], others[1]) and (found[2] == 0.3).all() for found in own)
+            assert len(own) == 2 and all(
+                torch.allclose(found[1], others[1]) and (found[2] == 0.3).all() for found in own
+            )
             fm = URF.paper(64, 128, "sin", seed=seed)
             exact.append(torch.sin(x @ w.T + 0.3))
             off.append(fm.phi(x) @ fm.psi(w, torch.full((4,), 0.3)).T - exact[-1])
