@@ -86,10 +86,11 @@ def waves(config: Config, results: Results) -> Iterator[list[Row]]:
             known, at = {r["learning_rate"] for r in tried}, rates.index(best)
             beside = {rates[max(at - 1, 0)], rates[min(at + 1, len(rates) - 1)]} - known
             wave += [key("tuning", first, method, rate, config.seed) for rate in sorted(beside)]
+    # by seed, so that a run stopped early compares the methods on every task
     yield [
         key("final", task, method, chosen[method], config.seed + 1 + i)
-        for task in config.tasks
         for i in range(config.seeds)
+        for task in config.tasks
         for method in config.methods
     ]
 
