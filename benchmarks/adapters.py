@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from functools import partial
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 
 from snnk.experiments import tiny
-from snnk.experiments.adapters import QUICK, Config, measure, waves
+from snnk.experiments.adapters import QUICK, Config, by_task, finals, measure, scores, waves
 from snnk.experiments.data import Source
 from snnk.experiments.records import Results, Row
 
@@ -33,25 +34,20 @@ def alone(key: Row, config: Config, files: dict[str, Any]) -> Row:
     return measure(key, config, files)
 
 
-def summary(results: Results, config: Config) -> list[tuple[str, float, str]]:
-    """(method, mean of dev over tasks, line), best first."""
-    lines = []
-    for method in config.methods:
-        rows = [r for r in results if (r["method"], r["stage"]) == (method, "final") and r["dev"] is not None]
-        if not rows:
-            continue
-        cells, means = [], []
-        for task in config.tasks:
-            scores = [100 * r["dev"] for r in rows if r["task"] == task]
-            if scores:
-                means.append(statistics.mean(scores))
-                spread = statistics.stdev(scores) if len(scores) > 1 else float("nan")
-                cells.append(f"{task} {means[-1]:.2f} +- {spread:.2f} ({len(scores)})")
-        time, memory = (statistics.median(r[key] for r in rows) for key in ("seconds_a_step", "peak_GB"))
-        head = f"{method:<13}{rows[0]['trained']:>8,} trained, {time:.2f} s a step, {memory:.2f} GB"
-        mean = statistics.mean(means)
-        lines.append((method, mean, f"{head}: {', '.join(cells)}; mean of {len(means)} tasks {mean:.2f}"))
-    return sorted(lines, key=lambda line: -line[1])
+def summary(results: Results) -> list[str]:
+    """A line for each method, best first, over what all of them have."""
+    lines, rows = [], finals(results)
+    for method, score in scores(results).items():
+        cells = []
+        for task, found in by_task(rows[method]).items():
+            spread = f" +- {statistics.stdev(found):.2f}" if len(found) > 1 and not math.isnan(score) else ""
+            cells.append(f"{task} {statistics.mean(found):.2f}{spread} ({len(found)})")
+        done = [r for r in rows[method].values() if r["dev"] is not None]
+        if done:
+            time, memory = (statistics.median(r[key] for r in done) for key in ("seconds_a_step", "peak_GB"))
+            cells[0] = f"{done[0]['trained']:,} trained, {time:.2f} s a step, {memory:.2f} GB: {cells[0]}"
+        lines.append(f"{method:<13}{', '.join(cells)}; mean of {len(cells)} tasks {score:.2f}")
+    return lines
 
 
 def main() -> int:
@@ -80,7 +76,7 @@ def main() -> int:
             for row in pool.imap_unordered(partial(alone, config=config, files=files), missing):
                 sys.stdout.write(json.dumps(results.add(row)) + "\n")
                 sys.stdout.flush()
-    for _, _, line in summary(results, config):
+    for line in summary(results):
         sys.stdout.write(line + "\n")
     return 0
 

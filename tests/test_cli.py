@@ -128,11 +128,41 @@ def test_rows_of_other_commits_and_seeds_are_taken_over(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "_commit", lambda: "second")
     again = Results(path, Config(), source={"model": "some"})
     again.add({"seed": 1})
-    assert Stored(path).rows == [{"seed": 0, "bad": [1.0, None], "commit": "first"}, {"seed": 1, "commit": "second"}]
+    stored = Stored(path)
+    assert [stored.environments[row.pop("environment")]["commit"] for row in stored] == ["first", "second"]
+    assert stored.rows == [{"seed": 0, "bad": [1.0, None], "commit": "first"}, {"seed": 1, "commit": "second"}]
     assert Stored(path).config == {"size": 3, "seeds": 2}
     for config, source in ((Config(size=4), "some"), (Config(), "other")):
         assert Results(path, config, source={"model": source}).aside is not None
     assert len(list(tmp_path.iterdir())) == 1  # nothing is moved before the first row
+
+
+def test_rows_that_were_put_aside_come_back(tmp_path):
+    """Two configurations that take turns in one file, as a run and its --quick form do, lose nothing."""
+    config, other = estimate.Config(dim=4), estimate.Config(dim=5)
+    path = tmp_path / "rows.json"
+    for seed in range(3):
+        for own in (config, other):
+            results = Results(path, own)
+            assert [row["seed"] for row in results] == list(range(seed))
+            results.add({"seed": seed, "dim": own.dim})
+            assert len(list(tmp_path.iterdir())) == (1 if (seed, own) == (0, config) else 2)
+    back = Results(path, config)
+    assert back.back is not None and back.aside is not None
+    back.write()  # with nothing to add
+    assert [row["dim"] for row in Stored(path)] == [4] * 3 and len(list(tmp_path.iterdir())) == 2
+    assert Results(path, config).back is None and Results(path, config, resume=False).rows == []
+
+
+def test_rows_of_a_file_without_environments(tmp_path):
+    """As older ones are: all rows have that of the file."""
+    results = Results(tmp_path / "rows.json", estimate.Config(dim=4))
+    results.add({"seed": 0})
+    stored = json.loads(results.path.read_text())
+    del stored["environments"], stored["rows"][0]["environment"]
+    results.path.write_text(json.dumps(stored))
+    (row,) = Stored(results.path)
+    assert Stored(results.path).environments == {row["environment"]: stored["environment"]}
 
 
 def test_a_full_disk_leaves_the_rows(tmp_path, monkeypatch):

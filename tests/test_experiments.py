@@ -192,6 +192,28 @@ def test_mnist_resumes_and_reads_real_files(capsys, tmp_path, digits, monkeypatc
     assert len(again) == 4 and again[0]["test_accuracy"] == -1.0
 
 
+def test_uci_runs_what_the_folder_has(tmp_path, monkeypatch):
+    """HIGGS without CoverType; half of HEPMASS is an error about HEPMASS."""
+    rows = np.random.default_rng(0).normal(size=(60, 29))
+    rows[:, 0] = rows[:, 1] > 0
+    monkeypatch.setitem(data.DATASETS, "higgs", replace(data.DATASETS["higgs"], rows={"all": 60}))
+    np.savetxt(tmp_path / "HIGGS.csv", rows, delimiter=",")
+    config = replace(uci.QUICK, widths=(4,), rows=0)
+    results, source = Results(tmp_path / "uci.json", config), data.Source(str(tmp_path))
+    found = list(uci.run(config, results, source))
+    assert [(r["dataset"], r["network"]) for r in found] == [("higgs", "MLP"), ("higgs", "SNNK")]
+    assert uci.left(results) == ["covertype: 0 of 2 rows", "hepmass: 0 of 2 rows"]
+    (tmp_path / "all_train.csv").write_text("")
+    with pytest.raises(FileNotFoundError, match="hepmass: no all_test"):
+        list(uci.run(config, results, source))
+
+
+def test_models_of_one_name_are_not_one_source(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert data.Source("d", "org/bert").names["model"] == "org/bert" != data.Source("d", "bert").names["model"]
+    assert data.Source("d", ".").names["model"] == data.Source("d", str(tmp_path)).names["model"] == tmp_path.name
+
+
 def test_seeds_where_there_are_none(capsys, tmp_path):
     code, _, err = run(capsys, "reproduce", "pointwise", "--seeds", "3", "--quick", "--out", str(tmp_path))
     assert code == 2 and "takes no --seeds" in err
@@ -199,7 +221,7 @@ def test_seeds_where_there_are_none(capsys, tmp_path):
 
 class Rows(Results):
     def __init__(self, rows, **config):
-        self.rows, self.config = rows, {"seed": 0, **config}
+        self.rows, self.config = rows, {"seed": 0, "epochs": 3, **config}
 
 
 def test_claims_of_mnist(tmp_path):
@@ -353,7 +375,8 @@ def test_page_has_every_claim_and_what_is_missing(capsys, tmp_path):
     for claim in claims:
         assert claim["paper"] in page and claim["ours"] in page and claim["tolerance"] in page
     assert "![uci](uci.png)" in page and "- mnist: " in page.split("## Not run here")[1]
-    assert "- uci: " not in page
+    left = page.split("## Not run here")[1]
+    assert "- uci: higgs: 0 of 8 rows" in left and "- uci: covertype" not in left
     (tmp_path / "empty").mkdir()
     for folder, message in ((tmp_path / "empty", "no rows"), (tmp_path / "none", "no folder")):
         code, _, err = run(capsys, "reproduce", "--page", "--out", str(folder))

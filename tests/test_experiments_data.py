@@ -190,7 +190,8 @@ def test_vision_runs_on_cifar100(tmp_path, monkeypatch):
     assert rows[0]["score"] > 90
     (claim,) = vision.claims(results)
     assert (
-        claim["paper"] == "cifar100: bundled 82.73, closely matching the baseline" and claim["tolerance"] == "1 point"
+        claim["paper"] == "cifar100: bundled 82.73, closely matching the baseline"
+        and claim["tolerance"] == "1.0 points"
     )
     results.rows = [{**row, "task": task} for row in rows for task in ("cifar10", "cifar100")]
     assert [axes.get_title() for axes in vision.plot(results).axes] == ["cifar10", "cifar100"]
@@ -208,10 +209,10 @@ def test_vision_runs_on_cifar100(tmp_path, monkeypatch):
     ],
 )
 def test_claims_of_vision(tmp_path, task, method, score, holds):
-    results = Results(tmp_path / "rows.json", vision.QUICK)
+    results = Results(tmp_path / "rows.json", replace(vision.QUICK, test_rows=10**6))
     for name, value in (("linear-probe", 90.0), (method, score)):
-        key = {"part": "table", "task": task, "method": name, "seed": 0, "model": "some", "steps": 1}
-        results.rows.append({**key, "score": value})
+        key = {"part": "table", "task": task, "method": name, "seed": 0, "model": "some", "steps": 1, "trained": 7}
+        results.rows.append({**key, "score": value, "validation": value, "start_validation": 0.0})
     (claim,) = vision.claims(results)
     assert claim["holds"] is holds and claim["paper"].startswith(f"{task}: {method}")
     assert ("diverged" in claim["ours"]) == (score is None)

@@ -18,12 +18,12 @@ from snnk.experiments import EXPERIMENTS, adapters, compression, data, glue, tin
 from snnk.experiments.data import NOWHERE, Source
 from snnk.experiments.page import write_page
 from snnk.experiments.records import Results, Stored
-from snnk.finetune import METHODS
+from snnk.finetune import GLUE, METHODS
 from snnk.finetune.data import image_files
 from snnk.hf.data import open_image
 
 NAMES = ("glue", "vision", "uptraining", "compression", "adapters")
-MEASURED = ("seconds", "seconds_a_step", "peak_GB", "commit")
+MEASURED = ("seconds", "seconds_a_step", "peak_GB", "commit", "environment")
 DIM, WIDTH = tiny.SIZES["hidden_size"], tiny.SIZES["intermediate_size"]
 
 
@@ -101,7 +101,8 @@ def test_page_of_these(folder, tmp_path):
     for name in NAMES:
         stored = json.loads((folder / f"{name}.json").read_text())
         assert not any(claim["ours"] in page for claim in EXPERIMENTS[name].claims(Stored(folder / f"{name}.json")))
-        stored["config"]["seed"] = 7  # as if it were no small one, and was stopped
+        # as if it were no small one, and was stopped
+        stored["config"]["batch_size" if "batch_size" in stored["config"] else "seed"] = 7
         stored["rows"].pop()
         (tmp_path / f"{name}.json").write_text(json.dumps(stored))
     page = write_page(tmp_path).read_text()
@@ -109,9 +110,19 @@ def test_page_of_these(folder, tmp_path):
         rows = Stored(tmp_path / f"{name}.json")
         for claim in EXPERIMENTS[name].claims(rows):
             assert f"{claim['paper']} | {claim['ours']} | {claim['tolerance']} |" in page
-        assert f"{len(rows.rows)} of {len(rows.rows) + 1} rows in [{name}.json]" in page
-        left = page.split("## Not run here")[1]
-        assert f"- {name}: {len(rows.rows)} of {len(rows.rows) + 1} rows are there" in left
+        assert f" {len(rows.rows)} rows in [{name}.json]" in page and "torch" in page
+    left = page.split("## Not run here")[1]
+    for line in (
+        "- glue: stsb, ablation: snnk-pooler 8 (1 row)",
+        "- glue: rte, mrpc, qnli, qqp, sst2, mnli, cola",
+        "- glue: bert-base, the paper's model: these rows are of tiny-bert",
+        "- vision: cifar10: snnk-relu, seed 0",
+        "- vision: cifar100, ImageNet",
+        "- uptraining: ViT",
+        f"- compression: {compression.total(compression.QUICK) - 1} of {compression.total(compression.QUICK)} rows",
+        "- adapters: cola: 3 of 4 final rows, of 3 methods",
+    ):
+        assert line in left, line
     assert "`snnk reproduce glue`" in page and "small configuration" not in page
 
 
@@ -219,7 +230,7 @@ def test_rates_beside_the_best_are_tried_too(tmp_path):
     first = [("tuning", "cola", method, rate, 0) for method in ("snnk", "lora") for rate in (2.0, 3.0, 4.0)]
     assert seen[:2] == [first, [("tuning", "cola", "snnk", 1.0, 0)]] and len(seen) == 3
     rates = {"snnk": 1.0, "lora": 3.0}
-    finals = [("final", task, m, rates[m], s) for task in config.tasks for s in (1, 2) for m in config.methods]
+    finals = [("final", task, m, rates[m], s) for s in (1, 2) for task in config.tasks for m in config.methods]
     assert seen[2] == finals
     assert len(results.rows) <= adapters.total(config)
     equal = Results(tmp_path / "equal.json", config)
@@ -238,11 +249,11 @@ def test_a_training_that_diverges_is_a_row_without_figures(files):
 @pytest.mark.parametrize("name", ["snnk-pooler", "houlsby"])
 def test_a_method_as_an_object_is_that_of_its_name(name, files):
     options = {"task": "cola", "features": 4, "max_steps": 6, "batch_size": 16, "seed": 3}
-    named = tuning.tuned(files, method=name, **options).metrics
-    given = tuning.tuned(files, METHODS[name], method=name, **options).metrics
+    named = tuning.tuned(files, method=name, **options)
+    given = tuning.tuned(files, METHODS[name], method=name, **options)
     first, second = (tuning.row_of(found, "mcc") for found in (named, given))
     assert first.pop("seconds") > 0 and second.pop("seconds") > 0
-    assert first == second and named["scores"] == given["scores"]
+    assert first == second and named.metrics["scores"] == given.metrics["scores"]
 
 
 def test_variants_differ_from_what_they_vary(files):
@@ -289,7 +300,8 @@ def test_images_of_cifar_and_of_folders(tmp_path, monkeypatch):
 
 
 def table_row(task, method, score, features=None, trained=10, part="table", seed=0):
-    facts = {"metric": "x", "model": "some", "steps": 9, "paper": None, "pooler_trained": True}
+    facts = {"metric": "mcc", "model": "some", "steps": 9, "paper": None, "pooler_trained": True}
+    facts |= {"validation": score, "start_validation": 0.0}
     return {"part": part, "task": task, "method": method, "features": features, "score": score, "seed": seed} | {
         "trained": trained,
         **facts,
@@ -307,7 +319,8 @@ def test_claims_of_glue():
         table_row("stsb", "bundled", 65.0),
         table_row("stsb", "closed-form", 60.0),
         table_row("cola", "snnk-relu", 50.0, 16, 313),
-        table_row("cola", "pfeiffer", 52.0, 48, 904),
+        table_row("cola", "pfeiffer", 54.0, 48, 904),
+        table_row("cola", "snnk-cos", 50.0, 16, 313),
         table_row("cola", "snnk-pooler", 20.0, 128, part="ablation"),
     ]
     config = {"ablation_task": "cola", "ablation": [["snnk-pooler", [128, 512]], ["snnk-relu", [8, 16]]]}
@@ -316,6 +329,7 @@ def test_claims_of_glue():
     assert holds == {
         "cola: snnk-pooler 35.81, pooler 29.4": True,
         "cola: snnk-relu 58.21, adapter baseline 56.51": False,
+        "cola: snnk-cos 52.12, adapter baseline 56.51": True,
         "stsb: snnk-pooler 78.93, pooler 78.1": False,  # about equal in the paper
         "stsb: bundled 71.84, pooler 78.1": True,
         "stsb: bundled 71.84, closed-form 67.0": True,
@@ -327,7 +341,8 @@ def test_claims_of_glue():
     }
     first = found["cola: snnk-pooler 35.81, pooler 29.4"]
     assert (
-        first["ours"] == "snnk-pooler 35.00, pooler 30.00 (some, 9 steps, 2 seeds)" and first["tolerance"] == "1 point"
+        first["ours"] == "snnk-pooler 35.00 (10 trained), pooler 30.00 (10 trained); some, 9 steps, 2 seeds"
+        and first["tolerance"] == "3.9 points: less is a tie"
     )
     assert glue.claims(Rows([], **config)) == []
     for row in rows:
@@ -335,25 +350,51 @@ def test_claims_of_glue():
     rows[2]["score"] = None  # it diverged
     found = {c["paper"]: c["ours"] for c in glue.claims(Rows(rows, **config))}
     assert not any("random weights" in paper or paper.endswith("pooler 29.4") for paper in found)
-    assert "9 steps, 1 seed, whose pooler was never trained)" in found["stsb: snnk-pooler 78.93, pooler 78.1"]
+    assert "some, whose pooler was never trained, 9 steps, 1 seed" in found["stsb: snnk-pooler 78.93, pooler 78.1"]
+    rows[4]["start_validation"] = rows[4]["validation"]
+    found = {c["paper"]: c["ours"] for c in glue.claims(Rows(rows, **config))}
+    assert (
+        "snnk-pooler 70.00 (10 trained, no better than its start), pooler 75.00 (10 trained)"
+        in found["stsb: snnk-pooler 78.93, pooler 78.1"]
+    )
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "holds"),
+    ("theirs", "ours", "answers", "holds", "tie"),
     [
-        ((90, 80), (50, 50.9), True),
-        ((90, 80), (50, 51.1), False),
-        ((80, 80.9), (50, 50.9), True),
-        ((80, 80.9), (50, 51.1), False),
-        ((80, 90), (51, 50.1), True),
-        ((80, 90), (51.1, 50), False),
+        ((90, 80), (52, 50), 10**6, True, False),
+        ((90, 80), (50, 52), 10**6, False, False),
+        ((90, 80), (50.9, 50), 10**6, False, True),
+        ((90, 80), (52, 50), 1000, False, True),  # 3.4 points by chance
+        ((80, 90), (50, 52), 10**6, True, False),
+        ((80, 80.9), (50.9, 50), 10**6, True, True),
+        ((80, 80.9), (52, 50), 10**6, False, False),
+        ((80, 80.9), (52, 50), 1000, True, True),
     ],
 )
-def test_an_order_holds_within_a_point(theirs, ours, holds):
+def test_an_order_holds_beyond_chance(theirs, ours, answers, holds, tie):
     rows = [table_row("cola", name, score) for name, score in zip("ab", ours, strict=True)]
     paper = {name: {"cola": score} for name, score in zip("ab", theirs, strict=True)}
-    (found,) = tuning.orders(Rows(rows), [("a", "b", "b")], paper)
-    assert found["holds"] is holds
+    (found,) = tuning.orders(Rows(rows), [("a", "b", "b")], paper, {"cola": answers})
+    assert found["holds"] is holds and (" (a tie);" in found["ours"]) is tie
+
+
+@pytest.mark.parametrize("metric", ["mcc", "accuracy"])
+def test_deviation_is_that_of_simulated_scores(metric):
+    """Two classifiers that are right for four of five, on answers of their own."""
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 2, (4000, 400))
+    given = np.where(rng.random(truth.shape) < 0.8, truth, 1 - truth)
+    if metric == "accuracy":
+        scores = (truth == given).mean(1)
+    else:
+        scores = np.array([np.corrcoef(a, b)[0, 1] for a, b in zip(truth, given, strict=True)])
+    spread = 100 * np.std(scores[:2000] - scores[2000:])
+    assert tuning.deviation(metric, *2 * [100 * scores.mean()], 400) == pytest.approx(spread, rel=0.35)
+
+
+def test_answers_are_the_rows_of_dev():
+    assert {task: GLUE[task].rows[1] for task in glue.TASKS} == glue.ANSWERS
 
 
 def test_the_papers_means_are_those_of_its_table():
@@ -370,20 +411,29 @@ def test_claims_of_the_others():
         table_row("cifar10", name, score) for name, score in (("snnk-relu", 97), ("houlsby", 96), ("bundled", 94.5))
     ]
     rows.append(table_row("cifar10", "linear-probe", 95))
-    assert [(c["paper"][9:25], c["holds"]) for c in vision.claims(Rows(rows))] == [
+    found = vision.claims(Rows(rows, test_rows=10_000))
+    assert [(c["paper"][9:25], c["holds"]) for c in found] == [
         ("snnk-relu 98.2, ", True),  # within a point
         ("snnk-relu 98.2, ", True),
         ("bundled 95.8, cl", True),
     ]
+    assert vision.claims(Rows(rows, test_rows=1000))[2]["tolerance"] == "1.0 points"
+    rows[2]["score"] = 93.5
+    assert not vision.claims(Rows(rows, test_rows=10_000))[2]["holds"]
+    assert vision.claims(Rows(rows, test_rows=400))[2]["holds"]  # 1.6 points by chance
+    rows[3]["score"] = None
+    assert [(c["ours"], c["holds"]) for c in vision.claims(Rows(rows, test_rows=400))[2:]] == [("diverged", False)]
 
     def up(k, score, size):
         facts = {"blocks": 12, "metric": "mcc", "model": "some", "steps": 9, "paper_full": 59.5, "seed": 0}
+        facts |= {"trained": 7, "validation": score, "start_validation": 57.0}
         return {"task": "cola", "replaced": k, "score": score, "stored_MB": size, "multiply_adds_G": size, **facts}
 
     claims = uptraining.claims(Rows([up(0, 60.0, 100.0), up(6, 58.5, 55.0), up(12, 0.0, 1.0)]))
     assert [c["holds"] for c in claims] == [True, True] and "k = 6 of 12: 45 % of the size" in claims[0]["ours"]
     claims = uptraining.claims(Rows([up(0, 60.0, 100.0), up(4, 57.0, 80.0)]))
-    assert [c["holds"] for c in claims] == [False, False] and "60.00 -> 57.00" in claims[1]["ours"]
+    assert [c["holds"] for c in claims] == [False, False]
+    assert "60.00 -> 57.00 (7 trained, no better than its start); some" in claims[1]["ours"]
     assert uptraining.claims(Rows([up(4, 57.0, 80.0)])) == []
 
     def kept(way, keep, spearman, cosine):
@@ -393,16 +443,58 @@ def test_claims_of_the_others():
     rows = [kept(compression.ORIGINAL, 1.0, 86.7, 1.0), kept(fitted, 0.25, 86.4, 0.88), kept(chance, 0.25, 84.2, 0.77)]
     claims = compression.claims(Rows([*rows, kept(moved, 0.25, 86.8, 0.87)]))
     assert [c["holds"] for c in claims] == [True, False, True] and "86.70 -> 86.40 (some)" in claims[2]["ours"]
+    for spearman, holds in ((86.35, True), (86.25, False)):  # a tie, and less
+        claims = compression.claims(Rows([*rows, kept(moved, 0.25, spearman, 0.89)]))
+        assert claims[1]["holds"] is holds
 
-    def equal(method, task, score, stage="final"):
-        facts = {"seed": 1, "trained": 78, "learning_rate": 1e-3, "model": "some"}
-        return {"stage": stage, "method": method, "task": task, "dev": score, **facts}
 
-    rows = [equal("snnk", "cola", 0.3), equal("snnk", "stsb", 0.8), equal("lora", "cola", 0.28)]
-    rows += [equal("lora", "stsb", 0.81), equal("snnk-relu", "cola", 0.9), equal("snnk", "cola", 0.0, "tuning")]
-    claims = adapters.claims(Rows(rows))
-    assert len(claims) == 1 and claims[0]["holds"]
-    assert claims[0]["ours"] == "snnk 55.00 (78 trained), lora 54.50 (78 trained); some, mean of cola, stsb"
+def equal_size(method, task, score, seed=1, stage="final"):
+    facts = {"seed": seed, "trained": 78, "learning_rate": 1e-3, "model": "some"}
+    return {"stage": stage, "method": method, "task": task, "dev": score, **facts}
+
+
+def test_methods_of_equal_size_are_compared_on_what_both_have():
+    rows = [equal_size("snnk", "cola", 0.3), equal_size("snnk", "stsb", 0.8), equal_size("lora", "cola", 0.28)]
+    rows += [equal_size("lora", "stsb", 0.81), equal_size("snnk", "cola", 0.0, stage="tuning")]
+    rows += [equal_size("snnk", "mrpc", 0.9), equal_size("lora", "stsb", 0.99, seed=2)]  # which the other has not
+    (claim,) = adapters.claims(Rows(rows))
+    told = "snnk 55.00 (78 trained), lora 54.50 (78 trained); some, 1 seed, mean of cola, stsb"
+    assert (claim["ours"], claim["holds"], claim["tolerance"]) == (told, True, "none")
     rows[0]["trained"] = 79  # a task with more classes: still one bar a method
     (axes,) = adapters.plot(Rows(rows)).axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["snnk (78)", "lora (78)"]
+    assert adapters.scores(Rows(rows)) == pytest.approx({"snnk": 55.0, "lora": 54.5})
+    config = {"tasks": ["cola", "stsb", "mrpc"], "methods": ["snnk", "lora"], "seeds": 1}
+    assert adapters.left(Rows(rows, **config)) == ["mrpc: 1 of 2 final rows, of 1 methods"]
+    rows[2]["dev"] = None  # it diverged: no seed is left out for that
+    assert [(c["ours"], c["holds"]) for c in adapters.claims(Rows(rows))] == [("diverged", False)]
+    assert list(adapters.scores(Rows(rows))) == ["snnk", "lora"]
+
+
+@pytest.mark.parametrize(("second", "holds", "tie"), [(0.31, True, ""), (0.26, False, " (a tie)")])
+def test_methods_of_equal_size_differ_by_more_than_seeds_do(second, holds, tie):
+    """Gaps of 1 and `second` - 0.28 points: 2 +- 1, or -0.5 +- 1.5."""
+    rows = [equal_size("snnk", "cola", 0.29), equal_size("lora", "cola", 0.28)]
+    rows += [equal_size("snnk", "cola", second, 2), equal_size("lora", "cola", 0.28, 2)]
+    (claim,) = adapters.claims(Rows(rows))
+    assert claim["holds"] is holds and f"(78 trained){tie}; some, 2 seeds" in claim["ours"]
+    assert claim["tolerance"].startswith("1.00 points" if holds else "1.50 points")
+
+
+@pytest.mark.parametrize("module", [glue, vision, uptraining])
+def test_experiments_go_on_after_a_run_that_diverged(module, tmp_path, monkeypatch):
+    """Its row has no score, no claim holds for it, and the picture says so."""
+    seen = []
+
+    def diverging(*args, **options):
+        seen.append(options["method"])
+        return None if len(seen) == 2 else tuned(*args, **options)
+
+    tuned = module.tuned
+    monkeypatch.setattr(module, "tuned", diverging)
+    results = Results(tmp_path / "rows.json", module.QUICK, source=NOWHERE.names)
+    rows = list(module.run(module.QUICK, results))
+    assert len(rows) == module.total(module.QUICK) and [r["score"] is None for r in rows].index(True) == 1
+    assert rows[1]["trained"] is None and all(r["score"] is not None for r in rows[2:])
+    assert not any("nan" in c["ours"] or (c["ours"] == "diverged" and c["holds"]) for c in module.claims(results))
+    assert module.plot(results).axes and module.left(results)

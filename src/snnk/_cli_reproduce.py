@@ -77,11 +77,16 @@ def reproduce(
         _say(console, f"{count} rows are there from commit {commit}; for new ones name another --out")
     if results.aside is not None:
         _say(console, f"rows of another configuration are in {results.path}: they go to {results.aside}")
+    if results.back is not None:
+        _say(console, f"rows of this configuration are in {results.back}: they come back to {results.path}")
     start = time.perf_counter()
     rows = experiment.run(config, results, source)
     list(track(rows, name, total=experiment.total(config), console=console, transient=True))
+    if results.back is not None:  # there was nothing to add
+        results.write()
     keys = dict.fromkeys(key for row in results for key, value in row.items() if not isinstance(value, list | dict))
-    keys.pop("commit", None)
+    for key in ("commit", "environment"):
+        keys.pop(key, None)
     console.print(show(f"{name}: {experiment.FIGURE}", {key: key.replace("_", " ") for key in keys}, results))
     columns = {key: key for key in ("paper", "ours", "tolerance", "holds")}
     console.print(show("claims", columns, experiment.claims(results)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import mean, variance
 from typing import Any
 
 from snnk.experiments import tiny
@@ -101,25 +101,23 @@ def _or_least(score: float | None) -> float:
 
 def measure(key: Row, config: Config, files: Mapping[str, Any]) -> Row:
     """One training; the test of a GLUE task is its dev file. Of one that diverges the row has no figures."""
-    from snnk.finetune.loop import Diverged
-
-    try:
-        found = tuned(
-            files,
-            method=key["method"],
-            task=key["task"],
-            features=SIZES[key["method"]],
-            learning_rate=key["learning_rate"],
-            max_steps=config.max_steps,
-            batch_size=config.batch_size,
-            schedule=config.schedule,
-            max_length=config.max_length,
-            limit_train=config.train_rows,
-            pooling=config.pooling,
-            seed=key["seed"],
-        ).metrics
-    except Diverged:
+    result = tuned(
+        files,
+        method=key["method"],
+        task=key["task"],
+        features=SIZES[key["method"]],
+        learning_rate=key["learning_rate"],
+        max_steps=config.max_steps,
+        batch_size=config.batch_size,
+        schedule=config.schedule,
+        max_length=config.max_length,
+        limit_train=config.train_rows,
+        pooling=config.pooling,
+        seed=key["seed"],
+    )
+    if result is None:
         return {**key, "validation": None, "dev": None}
+    found = result.metrics
     training, scores, metric = found["training"], found["scores"], found["metric"]
     return {
         **key,
@@ -135,39 +133,55 @@ def measure(key: Row, config: Config, files: Mapping[str, Any]) -> Row:
 
 
 def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
-    """Rows of stage "tuning" for each method and rate, then of stage "final" for each task, seed and method."""
+    """Rows of stage "tuning" for each method and rate, then of stage "final" for each seed, task and method."""
     with tiny.glue(config, QUICK, source, MODEL) as files:
         for wave in waves(config, results):
             for key in wave:
                 yield results.find(**key) or results.add(measure(key, config, files))
 
 
-def _scores(results: Results, tasks: Sequence[str]) -> dict[str, float]:
-    """Mean over tasks of the mean over seeds, in percent, of methods that have all tasks; best first."""
-    rows = [r for r in results if r["stage"] == "final" and r["dev"] is not None]
-    found = {}
-    for method in dict.fromkeys(r["method"] for r in rows):
-        mine = {task: [100 * r["dev"] for r in rows if (r["method"], r["task"]) == (method, task)] for task in tasks}
-        if all(mine.values()):
-            found[method] = mean(mean(scores) for scores in mine.values())
-    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+Finals = dict[str, dict[tuple[str, int], Row]]
+
+
+def finals(results: Results, methods: Sequence[str] = ()) -> Finals:
+    """By method, and by task and seed: final rows of what all these methods have, so that none gains by a gap."""
+    found: Finals = {}
+    for r in results:
+        if r["stage"] == "final" and (not methods or r["method"] in methods):
+            found.setdefault(r["method"], {})[r["task"], r["seed"]] = r
+    shared = [key for key in next(iter(found.values()), {}) if all(key in rows for rows in found.values())]
+    return {method: {key: rows[key] for key in shared} for method, rows in found.items()}
+
+
+def by_task(rows: Mapping[tuple[str, int], Row]) -> dict[str, list[float]]:
+    """Scores in percent, NaN of a run that diverged."""
+    found: dict[str, list[float]] = {}
+    for (task, _), r in rows.items():
+        found.setdefault(task, []).append(math.nan if r["dev"] is None else 100 * r["dev"])
+    return found
+
+
+def scores(results: Results, methods: Sequence[str] = ()) -> dict[str, float]:
+    """Mean over tasks of the mean over seeds, best first; NaN of a method that diverged, which is last."""
+    found = {m: mean(map(mean, by_task(rows).values())) for m, rows in finals(results, methods).items() if rows}
+    return dict(sorted(found.items(), key=lambda pair: (math.isnan(pair[1]), -pair[1])))
 
 
 def plot(results: Results) -> Any:
     """The mean over tasks, and a point for each task and seed."""
     from matplotlib.figure import Figure
 
-    rows = [r for r in results if r["stage"] == "final" and r["dev"] is not None]
-    tasks = list(dict.fromkeys(r["task"] for r in rows))
-    scores = _scores(results, tasks)
+    found, means = finals(results), scores(results)
     # a task with one class more has as many parameters more
-    names = {r["method"]: f"{r['method']} ({r['trained']:,})" for r in rows}
-    figure = Figure(figsize=(8, 1.5 + 0.4 * len(scores)), layout="constrained")
+    trained = {r["method"]: r["trained"] for r in results if r.get("trained")}
+    names = {method: f"{method} ({trained[method]:,})" for method in means if method in trained}
+    figure = Figure(figsize=(8, 1.5 + 0.4 * len(names)), layout="constrained")
     axes = figure.subplots()
-    axes.plot(list(scores.values()), [names[method] for method in scores], "k|", ms=16, label="mean of tasks")
-    for task in tasks:
-        own = [r for r in rows if r["task"] == task and r["method"] in scores]
-        axes.plot([100 * r["dev"] for r in own], [names[r["method"]] for r in own], "o", alpha=0.6, label=task)
+    axes.plot([means[method] for method in names], list(names.values()), "k|", ms=16, label="mean of tasks")
+    points = {method: by_task(found[method]) for method in names}
+    for task in dict.fromkeys(task for tasks in points.values() for task in tasks):
+        dots = [(score, names[method]) for method in names for score in points[method][task]]
+        axes.plot(*zip(*dots, strict=True), "o", alpha=0.6, label=task)
     axes.invert_yaxis()
     axes.set_xlabel("score on dev, %")
     axes.set_ylabel("method (trained parameters)")
@@ -176,18 +190,41 @@ def plot(results: Results) -> Any:
     return figure
 
 
+def left(results: Results) -> list[str]:
+    """Final rows that are missing, by task."""
+    config, seen = results.config, {(r["task"], r["method"]) for r in results if r["stage"] == "final"}
+    rows = [r["task"] for r in results if r["stage"] == "final"]
+    wanted = len(config["methods"]) * config["seeds"]
+    tasks = [task for task in config["tasks"] if rows.count(task) < wanted]
+    return [
+        f"{task}: {rows.count(task)} of {wanted} final rows, of {sum(t == task for t, _ in seen)} methods"
+        for task in tasks
+    ]
+
+
 def claims(results: Results) -> list[Row]:
     """The paper's own table at equal size, and ours against each of the usual methods."""
-    tasks = list(dict.fromkeys(r["task"] for r in results if r["stage"] == "final"))
-    scores = _scores(results, tasks)
-    rows = {r["method"]: r for r in results if r["stage"] == "final" and r["dev"] is not None}
 
     def ahead(statement: str, better: str, worse: str) -> list[Row]:
-        if better not in scores or worse not in scores:
+        rows, means = finals(results, (better, worse)), scores(results, (better, worse))
+        if len(means) < 2:
             return []
-        told = [f"{name} {scores[name]:.2f} ({rows[name]['trained']:,} trained)" for name in (better, worse)]
-        where = f"{rows[better]['model']}, mean of {', '.join(tasks)}"
-        return [claim(statement, f"{', '.join(told)}; {where}", scores[better] > scores[worse])]
+        if any(map(math.isnan, means.values())):
+            return [claim(statement, "diverged", False)]
+        first = next(iter(rows[better].values()))
+        trained = {name: max(r["trained"] for r in own.values()) for name, own in rows.items()}
+        one, two = (by_task(rows[name]) for name in (better, worse))
+        gaps = [[a - b for a, b in zip(one[task], two[task], strict=True)] for task in one]
+        seeds = min(map(len, gaps))
+        gap = means[better] - means[worse]
+        # of the mean, from seed to seed: the rows of dev are the same ones
+        error = math.sqrt(sum(variance(g) / len(g) for g in gaps)) / len(gaps) if seeds > 1 else 0.0
+        told = [f"{name} {means[name]:.2f} ({trained[name]:,} trained)" for name in (better, worse)]
+        tie = " (a tie)" if abs(gap) <= error else ""
+        many = f"{seeds} seed{'s' * (seeds > 1)}"
+        ours = f"{', '.join(told)}{tie}; {first['model']}, {many}, mean of {', '.join(one)}"
+        tolerance = f"{error:.2f} points, one standard error over seeds: less is a tie" if seeds > 1 else "none"
+        return [claim(statement, ours, gap > error, tolerance)]
 
     return [
         *ahead("LoRA 83.46 above ReLU-SNNK adapters 82.32, both 0.3 M, mean of 8 tasks", "lora", "snnk-relu"),

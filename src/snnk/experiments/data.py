@@ -40,8 +40,10 @@ class Source:
 
     @property
     def names(self) -> dict[str, str]:
-        """What rows say about it: the model's name, and whether data were made."""
-        model = "" if self.model is None else Path(self.model).name
+        """What rows say about it: the model's name, of a folder without its path, and whether data were made."""
+        model = self.model or ""
+        if model and Path(model).is_dir():
+            model = Path(model).resolve().name
         return {"model": model, "data": "made by --quick" if self.data_dir is None else "real"}
 
 
@@ -160,6 +162,11 @@ def _files(name: str, root: Path) -> dict[str, Path]:
         if path is not None:
             found[role] = path
     return found
+
+
+def is_there(name: str, source: Source) -> bool:
+    """Whether --data-dir has files of a data set; `find` says which are missing."""
+    return source.data_dir is not None and bool(_files(name, Path(source.data_dir)))
 
 
 def find(name: str, source: Source) -> dict[str, Path]:

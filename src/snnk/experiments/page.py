@@ -37,7 +37,7 @@ def write_page(folder: Path) -> Path:
             cells.append("yes" if claim["holds"] else "**no**")
             lines.append(f"| [{name}](#{name}) | {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     for name, results in found.items():
-        module, run = EXPERIMENTS[name], results.environment
+        module = EXPERIMENTS[name]
         small = " This is the small configuration, which shows that it runs and no more." * _is_small(name, results)
         lines += [
             "",
@@ -46,8 +46,7 @@ def write_page(folder: Path) -> Path:
             *(module.__doc__ or "").strip().splitlines(),
             "",
             f"Stands for: {module.FIGURE}. Command: `snnk reproduce {name}{_options(name, results)}`.{small} "
-            f"{_count(name, results)} rows in [{name}.json]({name}.json), {_commits(results)}, "
-            f"torch {run.get('torch')}, {run.get('machine')}"
+            f"{len(results.rows)} rows in [{name}.json]({name}.json), {_commits(results)}, {_machines(results)}"
             + (f", model {model}" if (model := _model(results)) else "")
             + ".",
             "",
@@ -55,8 +54,7 @@ def write_page(folder: Path) -> Path:
         ]
         if (folder / f"{name}.png").exists():
             lines += ["", f"![{name}]({name}.png)"]
-    counts = {name: _count(name, results) for name, results in found.items()}
-    missing = [f"- {name}: {count} rows are there" for name, count in counts.items() if " of " in count]
+    missing = [f"- {name}: {line}" for name, results in found.items() for line in _left(name, results)]
     missing += [f"- {name}: {m.FIGURE}; needs {m.NEEDS}" for name, m in EXPERIMENTS.items() if name not in found]
     lines += ["", "## Not run here", "", *(missing or ["Nothing."])]
     path = folder / NAME
@@ -80,14 +78,16 @@ def _options(name: str, results: Stored) -> str:
     return options + (f" --seeds {seeds}" if seeds not in (None, usual) else "")
 
 
-def _count(name: str, results: Stored) -> str:
-    """How many rows there are, and of how many if that is not all; the file may be of an older configuration."""
+def _left(name: str, results: Stored) -> list[str]:
+    """What an experiment says is missing, else how many rows are; the file may be of an older configuration."""
     module = EXPERIMENTS[name]
+    if hasattr(module, "left"):
+        return list(module.left(results))
     try:
         wanted = module.total(replace(module.Config(), **{k: _tuples(v) for k, v in results.config.items()}))
     except TypeError:
         wanted = 0
-    return f"{len(results.rows)} of {wanted}" if len(results.rows) < wanted else str(len(results.rows))
+    return [f"{len(results.rows)} of {wanted} rows are there"] if len(results.rows) < wanted else []
 
 
 def _tuples(value: Any) -> Any:
@@ -98,6 +98,11 @@ def _commits(results: Stored) -> str:
     last = results.environment.get("commit")
     found = dict.fromkeys(row.get("commit") or last or "unknown" for row in results)
     return f"commit{'s' * (len(found) > 1)} {', '.join(found)}"
+
+
+def _machines(results: Stored) -> str:
+    runs = (results.environments[row["environment"]] for row in results)
+    return "; ".join(dict.fromkeys(f"torch {run.get('torch')}, {run.get('machine')}" for run in runs))
 
 
 def _model(results: Stored) -> str:

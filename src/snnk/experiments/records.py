@@ -62,8 +62,9 @@ def _commit() -> str:
 class Results:
     """Rows of one configuration in one JSON file; a second run finds those that are done.
 
-    Rows of the same configuration are taken over also from another commit, which each row names, and whatever the
-    number of seeds. A file with rows of another configuration is renamed, not overwritten, when the first row comes.
+    Rows of the same configuration are taken over also from another commit or machine, which each row names, and
+    whatever the number of seeds. A file with rows of another configuration is renamed, not overwritten, when the first
+    row comes; a run of that configuration finds it again under its new name.
 
     Args:
         path: the file. It is replaced as a whole under a temporary name, so it is never half-written.
@@ -78,23 +79,36 @@ class Results:
         self.path = path
         self.config, self.source = json.loads(json.dumps(asdict(config))), dict(source or {})
         self.environment = environment()
+        self.environments: dict[str, dict[str, str]] = {}  # of the rows, which name theirs
         self.rows: list[Row] = []
         self.aside: Path | None = None  # where the file that is there will go
-        if path.exists():
-            stored = Stored(path)
-            if resume and stored.hash == self.hash:
-                self.rows = stored.rows
-                if "seeds" in self.config:
-                    self.config["seeds"] = max(self.config["seeds"], stored.config["seeds"])
-            elif resume and stored.rows:
-                self.aside = path.with_name(f"{path.stem}.{stored.hash}{path.suffix}")
+        self.back: Path | None = None  # where rows of this configuration were put aside
+        stored = Stored(path) if path.exists() else None  # a file that is no such one is refused
+        if not resume:
+            return
+        if stored is not None and stored.hash == self.hash:
+            self._take(stored)
+            return
+        if stored is not None and stored.rows:
+            self.aside = self._renamed(stored.hash)
+        own = self._renamed(self.hash)
+        if own.exists():
+            self.back = own
+            self._take(Stored(own))
+
+    def _renamed(self, digest: str) -> Path:
+        return self.path.with_name(f"{self.path.stem}.{digest}{self.path.suffix}")
+
+    def _take(self, stored: Stored) -> None:
+        self.rows, self.environments = stored.rows, stored.environments
+        if "seeds" in self.config:
+            self.config["seeds"] = max(self.config["seeds"], stored.config["seeds"])
 
     @property
     def hash(self) -> str:
         """Of what makes rows comparable: configuration, version, data and model."""
         settings = {key: value for key, value in self.config.items() if key != "seeds"}
-        key = [settings, self.environment["snnk"], *self.source.items()]
-        return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
+        return _digest([settings, self.environment["snnk"], *self.source.items()])
 
     def find(self, **key: Any) -> Row | None:
         """The row with these values, if it has been computed."""
@@ -104,16 +118,25 @@ class Results:
         """Add a row and write the file; a figure that is not finite becomes null, which JSON has."""
         row = _plain(row)
         row.setdefault("commit", self.environment["commit"])
+        row["environment"] = _digest(self.environment)
+        self.environments[row["environment"]] = self.environment
+        self.rows.append(row)
+        self.write()
+        return row
+
+    def write(self) -> None:
+        """Put the rows where they belong, and those of another configuration aside."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.aside is not None:
             self.path.replace(self.aside)
             self.aside = None
-        self.rows.append(row)
         body: Row = {"config": self.config, "config_hash": self.hash, "environment": self.environment}
-        body |= {"source": self.source, "rows": self.rows}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        body |= {"environments": self.environments, "source": self.source, "rows": self.rows}
         with written(self.path) as temporary:
             temporary.write_text(json.dumps(body, indent=1, allow_nan=False) + "\n")
-        return row
+        if self.back is not None:
+            self.back.unlink(missing_ok=True)
+            self.back = None
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -127,10 +150,16 @@ class Stored(Results):
             stored = json.loads(path.read_text())
             self.config, self.environment = dict(stored["config"]), {"snnk": "", **stored["environment"]}
             self.source = dict(stored.get("source", {}))
-            self.rows = [dict(row) for row in stored["rows"]]
+            last = _digest(stored["environment"])
+            self.rows = [{"environment": last, **row} for row in stored["rows"]]
+            self.environments = {last: stored["environment"], **stored.get("environments", {})}
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a result file of snnk; move it away or name another --out") from error
-        self.path, self.aside = path, None
+        self.path, self.aside, self.back = path, None, None
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def claim(paper: str, ours: str, holds: bool, tolerance: str = "none") -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from snnk.experiments.records import Results, Row, claim
 
-EQUAL = 1.0  # points within which two scores are about equal
+EQUAL = 1.0  # points within which two scores are about equal, or more if chance alone gives more
 METRICS = {"cola": "mcc", "mrpc": "f1", "qqp": "f1", "stsb": "spearman"}  # that the paper reports; else accuracy
 
 
@@ -20,8 +21,8 @@ def metric_of(task: str) -> str:
     return METRICS.get(task, "accuracy")
 
 
-def tuned(files: Mapping[str, Any], variant: Any = None, **options: Any) -> Any:
-    """The FinetuneResult of one run into a folder that is thrown away.
+def tuned(files: Mapping[str, Any], variant: Any = None, **options: Any) -> Any | None:
+    """The FinetuneResult of one run into a folder that is thrown away; None if it diverged.
 
     Args:
         files: model and data, of FinetuneConfig.
@@ -29,9 +30,13 @@ def tuned(files: Mapping[str, Any], variant: Any = None, **options: Any) -> Any:
         **options: the rest of FinetuneConfig.
     """
     from snnk.finetune import FinetuneConfig, finetune
+    from snnk.finetune.loop import Diverged
 
     with TemporaryDirectory() as folder:
-        return finetune(FinetuneConfig(out=str(Path(folder, "out")), **files, **options), method=variant)
+        try:
+            return finetune(FinetuneConfig(out=str(Path(folder, "out")), **files, **options), method=variant)
+        except Diverged:
+            return None
 
 
 def variants() -> dict[str, tuple[str, Any]]:
@@ -58,8 +63,15 @@ def variants() -> dict[str, tuple[str, Any]]:
     }
 
 
-def row_of(found: Mapping[str, Any], metric: str) -> Row:
-    """What a row has of metrics.json; scores in percent, of validation rows, of dev or test, and before any step."""
+def row_of(result: Any | None, metric: str) -> Row:
+    """What a row has of metrics.json; scores in percent, of validation rows, of dev or test, and before any step.
+
+    They are null for a run that diverged, as is all but the metric.
+    """
+    if result is None:
+        names = ("model", "trained", "validation", "score", "start_validation", "steps", "seconds")
+        return {**dict.fromkeys(names), "metric": metric}
+    found = result.metrics
     training, scores = found["training"], found["scores"]
     return {
         "model": found["base_model"],
@@ -71,6 +83,14 @@ def row_of(found: Mapping[str, Any], metric: str) -> Row:
         "steps": training["steps"],
         "seconds": training["seconds"],
     }
+
+
+def others(results: Results, name: str) -> list[str]:
+    """What is to be said where no row is of the paper's model, which has this in its name."""
+    models = dict.fromkeys(r["model"] for r in results if r["model"])
+    if any(name in model for model in models):
+        return []
+    return [f"{name}, the paper's model: these rows are of {', '.join(models)}"]
 
 
 def score_of(results: Results, task: str, method: str) -> float | None:
@@ -89,21 +109,39 @@ def both(results: Results, one: str, two: str) -> dict[str, tuple[float, float]]
     return found
 
 
+def deviation(metric: str, one: float, two: float, answers: int) -> float:
+    """By how many points two scores of so many answers differ by chance: one standard deviation of the difference.
+
+    Of correlations that of Fisher, of others that of a share of right answers; as if the two had answered different
+    questions, which is more than it is.
+
+    Example:
+        >>> round(deviation("mcc", 0.0, 0.0, 1043), 1), round(deviation("accuracy", 80.0, 80.0, 1000), 1)
+        (4.4, 1.8)
+    """
+    parts = (one / 100, two / 100)
+    if metric in ("mcc", "spearman"):
+        return 100 * math.sqrt(sum((1 - r * r) ** 2 for r in parts) / answers)
+    return 100 * math.sqrt(sum(p * (1 - p) for p in parts) / answers)
+
+
 def orders(
     results: Results,
     pairs: Sequence[tuple[str, str, str]],
     paper: Mapping[str, Mapping[str, float]],
+    answers: Mapping[str, int],
     notes: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Row]:
     """For each task and pair of methods, the paper's two figures beside ours.
 
-    It holds where the same one is ahead or the two are about equal; if the paper's are, ours must be too.
+    It holds where the same one is ahead by more than chance; where the paper's are about equal, ours must be too.
 
     Args:
         results: rows of part "table".
         pairs: two methods of ours and the paper's name of the second.
         paper: the paper's scores by method and task.
-        notes: what is to be said of a method, beside its figure.
+        answers: rows that a task's score is of.
+        notes: what is to be said of the model beside the figure of a method.
     """
     table = []
     for task in dict.fromkeys(r["task"] for r in results):
@@ -112,31 +150,43 @@ def orders(
             if ours is None or task not in paper.get(one, {}) or task not in paper.get(name, {}):
                 continue
             theirs = paper[one][task], paper[name][task]
-            rows = [r for r in results if r["task"] == task and r["method"] == one]
-            seeds = len({r["seed"] for r in rows})
-            facts = [rows[0]["model"], f"{rows[0]['steps']} steps", f"{seeds} seed{'s' * (seeds > 1)}"]
-            facts += [notes[method] for method in (one, two) if method in notes][:1]
+            own = [r for r in results if (r["part"], r["task"]) == ("table", task)]
+            rows = {method: [r for r in own if r["method"] == method] for method in (one, two)}
+            told = [f"{m} {score:.2f}{facts(rows[m])}" for m, score in zip(rows, ours, strict=True)]
+            seeds = len({r["seed"] for r in rows[one]})
+            model = ", ".join([rows[one][0]["model"], *(notes[m] for m in rows if m in notes)][:2])
             expected, found = theirs[0] - theirs[1], ours[0] - ours[1]
-            holds = abs(found) <= EQUAL if abs(expected) <= EQUAL else found * (1 if expected > 0 else -1) >= -EQUAL
+            equal = max(EQUAL, deviation(rows[one][0]["metric"], *ours, answers[task]))
+            tie = " (a tie)" if abs(found) <= equal else ""
+            holds = bool(tie) if abs(expected) <= EQUAL else not tie and found * expected > 0
             table.append(
                 claim(
                     f"{task}: {one} {theirs[0]}, {name} {theirs[1]}",
-                    f"{one} {ours[0]:.2f}, {two} {ours[1]:.2f} ({', '.join(facts)})",
+                    f"{', '.join(told)}{tie}; {model}, {rows[one][0]['steps']} steps, {seeds} seed{'s' * (seeds > 1)}",
                     holds,
-                    f"{EQUAL:g} point",
+                    f"{equal:.1f} points: less is a tie",
                 )
             )
     return table
 
 
+def facts(rows: Sequence[Row]) -> str:
+    """How many numbers a method trains, and whether that did any good."""
+    same = all(r["validation"] == r["start_validation"] and r["steps"] for r in rows)
+    return f" ({rows[0]['trained']:,} trained{', no better than its start' * same})"
+
+
 def bars(axes: Any, results: Results, task: str) -> None:
     """Our scores of a task's methods as bars, the paper's, of its own model, as crosses."""
     rows = {r["method"]: r for r in results if (r["part"], r["task"]) == ("table", task)}
-    axes.barh(list(rows), [score_of(results, task, name) or 0.0 for name in rows], color="tab:blue", label="ours")
+    scores = [score_of(results, task, name) for name in rows]
+    axes.barh(list(rows), [score or 0.0 for score in scores], color="tab:blue", label="ours")
+    for name, score in zip(rows, scores, strict=True):
+        axes.annotate("diverged" if score is None else f" {score:.1f}", (score or 0.0, name), va="center", fontsize=7)
     known = [r for r in rows.values() if r["paper"] is not None]
     axes.plot([r["paper"] for r in known], [r["method"] for r in known], "kx", label="paper, its model")
     axes.invert_yaxis()
     axes.set_title(task)
-    first = next(iter(rows.values()))
-    axes.set_xlabel(f"{first['metric']}, %, {first['model']}")
+    models = dict.fromkeys(r["model"] for r in rows.values() if r["model"])
+    axes.set_xlabel(f"{metric_of(task)}, %, {', '.join(models)}")
     axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=2)  # no bar under it

@@ -2,11 +2,13 @@
 
 The paper's hyperparameters: 1e-3, batches of 64, ReLU adapters with 16 features (ImageNet: 32), gradients cut to norm
 1, inputs of the pooler over d^(1/4). Ours: some of the images, few steps, classifiers that start from their closed
-form. The model's processor resizes the images; "dinov2-small-98px" is DINOv2-small with one that makes them 98 pixels
-wide, 7 x 7 patches, a fifth of the time that 224 take. CIFAR-100 takes the place of CIFAR-10 if --data-dir is its
-folder or uoft-cs/cifar100. It may also be a folder with train and test (or val), each with one folder a class, as
-ImageNet has: its name is the task's, and only cifar10 and cifar100 are set beside the paper, whose text has no figure
-for ImageNet.
+form. The paper's baseline for poolers is ViT's own with the classifier; here it is a linear probe of the token. DINOv2
+has no pooler in its files, so that ours starts at random.
+
+The model's processor resizes the images; "dinov2-small-98px" is DINOv2-small with one that makes them 98 pixels wide,
+7 x 7 patches, a fifth of the time that 224 take. CIFAR-100 takes the place of CIFAR-10 if --data-dir is its folder or
+uoft-cs/cifar100. It may also be a folder with train and test (or val), each with one folder a class, as ImageNet has:
+its name is the task's, and only cifar10 and cifar100 are set beside the paper, whose text has no figure for ImageNet.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 from snnk.experiments import tiny
 from snnk.experiments.data import NOWHERE, Source, image_task
 from snnk.experiments.records import Results, Row, claim
-from snnk.experiments.tuning import bars, orders, row_of, score_of, tuned
+from snnk.experiments.tuning import bars, deviation, facts, orders, others, row_of, score_of, tuned
 
 FIGURE = "table: vision models; figure: ViT poolers"
 NEEDS = "CIFAR-10, CIFAR-100 or a folder of images; ViT-base, DINOv2 or another"
@@ -64,9 +66,13 @@ class Config:
 
     def features(self, method: str, task: str) -> int | None:
         sizes = {"snnk-pooler": self.pooler_features, "bundled": self.bundled_features, "lora": self.rank}
-        adapters = self.imagenet_features if task.lower().startswith("imagenet") else self.adapter_features
+        adapters = self.imagenet_features if _is_imagenet(task) else self.adapter_features
         sizes |= dict.fromkeys(("snnk-relu", "snnk-cos"), adapters)
         return {**sizes, "houlsby": self.bottleneck}.get(method)
+
+
+def _is_imagenet(task: str) -> bool:
+    return task.lower().startswith("imagenet")
 
 
 QUICK = Config(
@@ -96,7 +102,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
                     sizes = {"batch_size": config.batch_size, "max_steps": config.max_steps}
                     found = tuned(files, method=method, features=features, seed=seed, **sizes)
                     paper = PAPER.get(method, {}).get(task)
-                    row = results.add({**key, **row_of(found.metrics, "accuracy"), "paper": paper})
+                    row = results.add({**key, **row_of(found, "accuracy"), "paper": paper})
                 yield row
 
 
@@ -112,24 +118,47 @@ def plot(results: Results) -> Any:
     return figure
 
 
+def left(results: Results) -> list[str]:
+    """What the rows do not have: of their configuration, then of the paper's."""
+    seen = {(r["task"], r["method"], r["seed"]) for r in results}
+    first, count = results.config["seed"], results.config["seeds"]
+    found = [
+        f"{task}: {method}, seed {seed}"
+        for task in dict.fromkeys(r["task"] for r in results)
+        for seed in range(first, first + count)
+        for method in results.config["methods"]
+        if (task, method, seed) not in seen
+    ]
+    done = {task for task, _, _ in seen}
+    tasks = [task for task in TASKS if task not in done]
+    tasks += [] if any(_is_imagenet(task) for task in done) else ["ImageNet"]
+    found += [", ".join(tasks)] if tasks else []
+    return [*found, *others(results, "vit-base"), "poolers from random against pretrained weights: glue has them"]
+
+
 def claims(results: Results) -> list[Row]:
     """The order of methods, and what the paper says of heads beside the baseline."""
-    table = orders(results, PAIRS, PAPER)
-    models = {(r["task"], r["method"]): r["model"] for r in results}
-    # the classifier of a ViT reads the token itself: the head that is there without ours is a linear one
+    count = results.config["test_rows"]
+    table = orders(results, PAIRS, PAPER, dict.fromkeys(TASKS, count))
     for task, heads in HEADS.items():
         for method, (text, below) in heads.items():
-            if (task, method) not in models or (task, "linear-probe") not in models:
+            names = (method, "linear-probe")
+            own = {name: [r for r in results if (r["task"], r["method"]) == (task, name)] for name in names}
+            if not all(own.values()):
                 continue
-            score, probe = (score_of(results, task, name) for name in (method, "linear-probe"))
-            told = ["diverged" if value is None else f"{value:.2f}" for value in (score, probe)]
-            ahead = None if score is None or probe is None else score - probe
+            score, probe = (score_of(results, task, name) for name in names)
+            if score is None or probe is None:
+                table.append(claim(f"{task}: {method} {text}", "diverged", False))
+                continue
+            noise = deviation("accuracy", score, probe, count)
+            tie = " (a tie)" if abs(score - probe) <= noise else ""
             table.append(
                 claim(
                     f"{task}: {method} {text}",
-                    f"{told[0]}, linear probe {told[1]} ({models[task, method]})",
-                    ahead is not None and (ahead >= -below if below else ahead > 0),
-                    f"{below:g} point" if below else "none",
+                    f"{score:.2f}{facts(own[method])}, linear probe {probe:.2f}{facts(own['linear-probe'])}{tie}; "
+                    f"{own[method][0]['model']}",
+                    score - probe >= -max(below, noise) if below else score - probe > noise,
+                    f"{max(below, noise):.1f} points",
                 )
             )
     return table
