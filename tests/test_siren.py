@@ -33,7 +33,7 @@ CONFIG = replace(
 def results(tmp_path_factory):
     results = Results(tmp_path_factory.mktemp("rows") / "siren.json", CONFIG)
     before = torch.get_rng_state()
-    assert len(list(siren.run(CONFIG, results, None))) == siren.total(CONFIG) == 9
+    assert len(list(siren.run(CONFIG, results, None))) == siren.total(CONFIG) == 12
     assert torch.equal(torch.get_rng_state(), before)
     return results
 
@@ -103,14 +103,15 @@ def test_rows(results):
         others = 3 * width + width + 1 + (r["hidden"] - 1) * (width * width + width)
         baseline = r["network"] == siren.BASELINE
         assert r["trained"] == others + (width * width + width if baseline else m * width)
-        assert (
-            r["frozen"] == {"SIREN": 0, "SNNK, paper": m // 2 * width, "SNNK, neurons": m * (width + 1)}[r["network"]]
-        )
+        frozen = {"SIREN": 0, "SNNK, neurons": m * (width + 1)}
+        assert r["frozen"] == frozen.get(r["network"], m // 2 * width)
         assert [step for step, _ in r["curve"]] == [0, 20, 40, 60]
         assert r["psnr"] == pytest.approx(r["curve"][-1][1], abs=0.01)
         assert r["curve"][-1][1] > r["curve"][0][1] + 3  # it learns
         assert ("pictures" in r) == (r["hidden"] == 3 and r["seed"] == 0)
-    assert [r["seed"] for r in results if r["hidden"] == 1] == [0, 0, 0]  # further depths have one seed
+    assert [r["seed"] for r in results if r["hidden"] == 1] == [0, 0, 0, 0]  # further depths have one seed
+    scores = {r["network"]: r["psnr"] for r in results if r["hidden"] == 1}
+    assert len(set(scores.values())) == 4
     assert results.path.stat().st_size < 300_000
 
 
@@ -144,8 +145,8 @@ def made_rows(**changed):
 
 def test_claims_follow_the_rows(results, tmp_path):
     table = siren.claims(results)
-    assert len(table) == 12 and all(set(claim) == {"paper", "ours", "tolerance", "holds"} for claim in table)
-    assert "after 60 steps" in table[0]["ours"] and "(seeds " in table[0]["ours"] and "(seeds " not in table[6]["ours"]
+    assert len(table) == 14 and all(set(claim) == {"paper", "ours", "tolerance", "holds"} for claim in table)
+    assert "after 60 steps" in table[0]["ours"] and "(seeds " in table[0]["ours"] and "(seeds " not in table[7]["ours"]
     made = Results(tmp_path / "made.json", replace(CONFIG, hidden=(1,)))
     made.rows = made_rows()
     table = siren.claims(made)
@@ -166,6 +167,10 @@ def test_claims_follow_the_rows(results, tmp_path):
         assert not held[place] and sum(held) == 3, figure
     made.rows = [{**r, "laplacian_error": 0.9} for r in made_rows()]  # alike, but neither is accurate
     assert not siren.claims(made)[4]["holds"]
+    for psnr, holds in ((29.8, True), (27.8, False)):  # the paper's sine layer has 28.9
+        made.rows = [*made_rows(), {**made_rows()[1], "network": siren.COSINE, "psnr": psnr}]
+        *others, last = siren.claims(made)
+        assert len(others) == 6 and last["paper"].startswith("the cosine variant") and last["holds"] is holds
 
 
 def test_what_diverged_is_said_and_drawn(tmp_path):
@@ -175,15 +180,15 @@ def test_what_diverged_is_said_and_drawn(tmp_path):
     rows = list(siren.run(config, results, None))
     assert any(r["psnr"] is None for r in rows)
     table = siren.claims(results)
-    assert len(table) == 6 and {(c["ours"], c["holds"]) for c in table} == {("diverged", False)}
+    assert len(table) == 7 and {(c["ours"], c["holds"]) for c in table} == {("diverged", False)}
     siren.plot(results).savefig(tmp_path / "siren.png")
 
 
 def test_plot(results):
     figure = siren.plot(results)
     left, right = figure.subfigs
-    assert len(left.axes) == 3 * 4 and len(right.axes) == 2
-    assert [len(axes.lines) for axes in right.axes] == [2 * 3, 3]  # two seeds, then one
+    assert len(left.axes) == 3 * 5 and len(right.axes) == 2
+    assert [len(axes.lines) for axes in right.axes] == [2 * 4, 4]  # two seeds, then one
 
 
 def test_without_scikit_image_the_error_says_what_to_install(monkeypatch, tmp_path):

@@ -4,7 +4,8 @@ SIREN (Sitzmann et al., 2020) is x -> sin(omega W0 x + b0), hidden layers h -> s
 One hidden layer becomes phi(h) A^T with 64 features; A is trained with the rest. Two ways to choose phi:
 
 - "SNNK, paper": the paper's estimator of the sine layer, A = psi(omega W, omega b) to begin with. |h| |omega W| is
-  about 16 in a SIREN and the variance grows like its exponential, so h and W are put on the unit sphere.
+  about 16 in a SIREN and the variance grows like its exponential, so h and W are put on the unit sphere. "SNNK, cosine"
+  is the same for the cosine, which the paper says "performs similarly".
 - "SNNK, neurons": phi(h) = sin(G h + c), frozen neurons drawn as SIREN draws its own; A starts at random.
 
 "3 layers with hidden matrices of 256 x 256" has two readings. The original has three hidden layers: the middle one is
@@ -40,7 +41,8 @@ FIGURE = "figure 3, SIREN"
 NEEDS = "scikit-image"
 TIME = "15 minutes; --quick 10 seconds"
 BASELINE = "SIREN"
-NETWORKS = (BASELINE, "SNNK, paper", "SNNK, neurons")
+PAPER, COSINE = "SNNK, paper", "SNNK, cosine"
+NETWORKS = (BASELINE, PAPER, "SNNK, neurons", COSINE)
 BUNDLED = "; A and the last layer are one row of numbers, a feature each"
 KINDS = ("picture", "gradient", "Laplacian")
 FIGURES = ("psnr", "gradient_psnr", "gradient_error", "laplacian_error", "trained", "frozen", "seconds")
@@ -110,7 +112,7 @@ class Sine(nn.Module):
 
 
 def build(network: str, hidden: int, config: Config, seed: int) -> nn.Sequential:
-    """A network (*, 2) -> (*, 1); all three have the same layers but for the middle one of `hidden`.
+    """A network (*, 2) -> (*, 1); all have the same layers but for the middle one of `hidden`.
 
     Example:
         >>> build("SNNK, paper", 3, QUICK, seed=0)(torch.zeros(5, 2)).shape
@@ -121,8 +123,9 @@ def build(network: str, hidden: int, config: Config, seed: int) -> nn.Sequential
     inner = [Sine(width, width, omega, generator) for _ in range(hidden)]
     net = nn.Sequential(Sine(2, width, omega, generator, first=True), *inner, Sine(width, 1, omega, generator))
     middle = hidden // 2
-    if network == "SNNK, paper":
-        fm = URF.paper(width, config.num_features, "sin", normalize="unit", seed=seed)
+    if network in (PAPER, COSINE):
+        wave = "sin" if network == PAPER else "cos"
+        fm = URF.paper(width, config.num_features, wave, normalize="unit", seed=seed)
         weights = omega * inner[middle].weight.detach(), omega * inner[middle].bias.detach()
         net[1 + middle] = SNNKLinear(width, width, config.num_features, fm, weights=weights)
     elif network == "SNNK, neurons":
@@ -294,7 +297,7 @@ def plot(results: Results) -> Any:
                 axes.set_title(title, fontsize=10)
             if j == 0:
                 axes.set_ylabel(kind)
-    colors = dict(zip(NETWORKS, ("black", "tab:gray", "tab:blue"), strict=True))
+    colors = dict(zip(NETWORKS, ("black", "tab:gray", "tab:blue", "tab:olive"), strict=True))
     for place, hidden in enumerate(depths, 1):
         axes = right.add_subplot(len(depths), 1, place)
         for network, color in colors.items():
@@ -318,8 +321,14 @@ def claims(results: Results) -> list[Row]:
     """The paper's statements beside what the rows say, means over seeds."""
     table: list[Row] = []
     for hidden in results.config["hidden"]:
-        for network, rows, base in against(results.rows, NETWORKS, hidden=hidden):
+        for network, rows, base in against(results.rows, [name for name in NETWORKS if name != COSINE], hidden=hidden):
             table += _claims_of(hidden, network, rows, base)
+        for _, rows, sines in against(results.rows, (PAPER, COSINE), hidden=hidden):
+            cosine, sine = (means(group, "psnr") for group in (rows, sines))
+            told = f"{cosine['psnr']:.2f} dB, sine {sine['psnr']:.2f}, after {rows[0]['curve'][-1][0]:,} steps"
+            alike = abs(cosine["psnr"] - sine["psnr"]) <= 1
+            where = f"({hidden} hidden)"
+            table.append(judged(f"the cosine variant performs similarly {where}", told, alike, "1 dB", cosine, sine))
     return table
 
 
