@@ -179,12 +179,11 @@ def facts(rows: Sequence[Row]) -> str:
 def bars(axes: Any, results: Results, task: str) -> None:
     """Our scores of a task's methods as bars, the paper's, of its own model, as crosses."""
     rows = {r["method"]: r for r in results if (r["part"], r["task"]) == ("table", task)}
-    scores = [score_of(results, task, name) for name in rows]
-    axes.barh(list(rows), [score or 0.0 for score in scores], color="tab:blue", label="ours")
-    for name, score in zip(rows, scores, strict=True):
-        axes.annotate("diverged" if score is None else f" {score:.1f}", (score or 0.0, name), va="center", fontsize=7)
+    scores = {name: score_of(results, task, name) for name in rows}
+    labels = {name: f"{name}, {'diverged' if score is None else f'{score:.1f}'}" for name, score in scores.items()}
+    axes.barh(list(labels.values()), [score or 0.0 for score in scores.values()], color="tab:blue", label="ours")
     known = [r for r in rows.values() if r["paper"] is not None]
-    axes.plot([r["paper"] for r in known], [r["method"] for r in known], "kx", label="paper, its model")
+    axes.plot([r["paper"] for r in known], [labels[r["method"]] for r in known], "kx", label="paper, its model")
     axes.invert_yaxis()
     axes.set_title(task)
     models = dict.fromkeys(r["model"] for r in rows.values() if r["model"])

@@ -132,8 +132,9 @@ def plot(results: Results) -> Any:
             name = f"{task} ({metric_of(task)})"
             axes.plot([r[key] for r in curve], [r["score"] for r in curve], "o-", label=name)
             for r in curve:
-                axes.annotate(f" k = {r['replaced']}", (r[key], r["score"]), fontsize=8)
-        axes.margins(x=0.12)  # for what is written beside the last point
+                place = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center"}
+                axes.annotate(f"k = {r['replaced']}", (r[key], r["score"]), fontsize=8, **place)
+        axes.margins(y=0.12)  # for what is written above the highest point
         axes.set_xlabel(label)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
