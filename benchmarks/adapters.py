@@ -27,11 +27,12 @@ from snnk.experiments import tiny
 from snnk.experiments.adapters import QUICK, Config, by_task, finals, measure, scores, waves
 from snnk.experiments.data import Source
 from snnk.experiments.records import Results, Row
+from snnk.finetune.loop import peak_memory
 
 
 def alone(key: Row, config: Config, files: dict[str, Any]) -> Row:
     torch.set_num_threads(1)
-    return measure(key, config, files)
+    return {**measure(key, config, files), "peak_GB": peak_memory() / 1e9}  # of this process, which has one row
 
 
 def summary(results: Results) -> list[str]:
@@ -44,7 +45,8 @@ def summary(results: Results) -> list[str]:
             cells.append(f"{task} {statistics.mean(found):.2f}{spread} ({len(found)})")
         done = [r for r in rows[method].values() if r["dev"] is not None]
         if done:
-            time, memory = (statistics.median(r[key] for r in done) for key in ("seconds_a_step", "peak_GB"))
+            time = statistics.median(r["seconds_a_step"] for r in done)
+            memory = statistics.median(r.get("peak_GB", math.nan) for r in done)  # of rows made here alone
             cells[0] = f"{done[0]['trained']:,} trained, {time:.2f} s a step, {memory:.2f} GB: {cells[0]}"
         lines.append(f"{method:<13}{', '.join(cells)}; mean of {len(cells)} tasks {score:.2f}")
     return lines

@@ -8,6 +8,7 @@ import torch
 
 from snnk import FEATURE_MAPS, ArcCosine, Directions, SNNKAdapter
 from snnk.adapters import fit_projections_
+from snnk.features.base import NORMALIZERS
 
 X = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -137,11 +138,11 @@ def test_bad_input():
 class Two(torch.nn.Module):
     """Two frozen linear layers with an adapter behind each, and a loss."""
 
-    def __init__(self, **options):
+    def __init__(self, normalize=None, **options):
         super().__init__()
         generator = torch.Generator().manual_seed(1)
         self.weights = [torch.randn(8, 8, generator=generator, dtype=torch.float64) for _ in range(2)]
-        maps = [Directions(8, 3, lambda z: z, dtype=torch.float64) for _ in range(2)]
+        maps = [Directions(8, 3, lambda z: z, normalize=normalize, dtype=torch.float64) for _ in range(2)]
         adapters = [SNNKAdapter(8, 3, fm, dtype=torch.float64, **options) for fm in maps]
         self.adapters = torch.nn.ModuleList(adapters)
         self.seen, self.reading = [], False
@@ -182,9 +183,10 @@ def read(net, batches, labels=None):
     return [torch.cat(a) for a in x], [torch.cat(a) if labels is not None else None for a in g]
 
 
-def test_principal_directions_of_real_tokens(batches):
+@pytest.mark.parametrize("normalize", NORMALIZERS)
+def test_principal_directions_of_real_tokens(batches, normalize):
     """Features are centred, uncorrelated, of variance one, and span what numpy's eigenvectors span."""
-    net = Two().train()
+    net = Two(normalize).train()
     net.adapters[1].eval()
     fit_projections_(net, iter(batches))
     assert net.training and net.adapters[0].training and not net.adapters[1].training  # each as it was
@@ -193,7 +195,7 @@ def test_principal_directions_of_real_tokens(batches):
         phi = adapter.feature_map(x)
         assert torch.allclose(phi.mean(0), torch.zeros(3, dtype=torch.float64), atol=1e-10)
         assert torch.allclose(phi.T @ phi / len(phi), torch.eye(3, dtype=torch.float64), atol=1e-9)
-        top = np.linalg.eigh(np.cov(x.numpy().T))[1][:, -3:]
+        top = np.linalg.eigh(np.cov(NORMALIZERS[normalize](x).numpy().T))[1][:, -3:]
         rows = adapter.feature_map.projection[:, :-1].numpy()
         assert np.allclose(rows @ top @ top.T, rows)
 
@@ -201,13 +203,23 @@ def test_principal_directions_of_real_tokens(batches):
 def test_directions_of_the_gradient(batches):
     """They span the right singular vectors of the covariance of gradient and input, the most telling first."""
     net, labels = Two(), torch.linspace(-1, 1, 10, dtype=torch.float64)
+    net.adapters[0].gate.grad = torch.ones(8, dtype=torch.float64)
     fit_projections_(net, [{**b, "labels": labels} for b in batches], method="gradient")
-    assert all(p.grad is None for p in net.parameters())
+    grads = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    assert list(grads) == ["adapters.0.gate"] and bool((grads["adapters.0.gate"] == 1).all())  # the caller's
     for adapter, x, g in zip(net.adapters, *read(Two(), batches, labels), strict=True):
         cross = np.cov(g.numpy().T, x.numpy().T)[:8, 8:]
         rows = adapter.feature_map.projection[:, :-1].numpy()
         rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
         assert np.allclose(np.abs(np.diag(rows @ np.linalg.svd(cross)[2][:3].T)), 1, atol=1e-6)
+
+
+def test_no_batch_is_asked_for_that_is_not_used(batches):
+    def made():
+        yield from batches
+        raise RuntimeError("one batch too many")
+
+    fit_projections_(Two(), made(), max_batches=len(batches))
 
 
 def test_a_trained_projection_can_start_from_directions(batches):

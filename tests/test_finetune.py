@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -31,6 +32,7 @@ from snnk.finetune import (
     train,
 )
 from snnk.finetune.methods import snnk_adapter
+from snnk.finetune.run import _some, _tell_padding
 from snnk.peft import SNNKLayer
 
 DIM = 16
@@ -171,6 +173,12 @@ def test_every_method_trains_what_it_says_and_comes_back(root, tmp_path, method,
     kept = found["training"]["epochs"][found["training"]["best"]]
     assert found["scores"]["validation"]["loss"] == pytest.approx(kept["loss"], rel=1e-2)  # merged: rounding
     assert (found["finish"] is not None) == (method in ("snnk-pooler", "uptrain"))
+    assert (found["head_storage"] is not None) == METHODS[method].own_pooler
+    if found["head_storage"] is not None:
+        storage, dense = found["head_storage"], DIM * (DIM + 1) + HEAD
+        assert (storage["dense"], storage["replaced"], storage["merged"]) == (dense, DIM * 4 + HEAD, 2 * 4 + 2)
+        assert storage["mbit"]["dense"] == pytest.approx(32 * dense / 1e6)
+        assert any(f"{dense:,} ({32 * dense / 1e6:.2f} Mbit) dense" in line for line in said)
     if found["finish"] is not None:
         assert found["finish"]["validation_before"]["loss"] == pytest.approx(kept["loss"], rel=1e-5)
         assert found["finish"]["validation_after"] == found["scores"]["validation"]
@@ -187,6 +195,7 @@ def test_figures_are_of_the_model_that_is_saved(root, tmp_path):
     training = done.metrics["training"]
     assert training["steps"] == 15 and len(training["epochs"]) == 4 and training["seconds"] > 0
     assert training["peak_memory_bytes"] > 1e6 and training["epochs"][0]["train_loss"] is None
+    assert 0 < training["step_seconds"] < training["seconds"]
     assert training["epochs"][3]["train_loss"] < training["epochs"][1]["train_loss"]
     assert done.metrics["data"]["rows"] == {"train": 143, "validation": 17, "test": 60}
     assert {"snnk", "torch", "transformers", "accelerate"} <= set(done.metrics["versions"])
@@ -263,8 +272,8 @@ def test_images(tmp_path, method):
     (tmp_path / "data").mkdir()
     for name in ("cat", "dog"):
         make_images(tmp_path / "data" / name, 12)
-    options = {"method": method, "batch_size": 8, "epochs": 1, "validation_share": 0.25, "features": 4}
-    options["features"] = None if METHODS[method].features is None else 4
+    features = None if METHODS[method].features is None else 4
+    options = {"method": method, "batch_size": 8, "epochs": 1, "validation_share": 0.25, "features": features}
     done = finetune(
         FinetuneConfig(str(tmp_path / "vit"), str(tmp_path / "out"), train=str(tmp_path / "data"), **options)
     )
@@ -303,16 +312,30 @@ def test_mean_pooling_refuses_models_without_a_pooler():
         mean_pooling_(transformers.GPT2ForSequenceClassification(config))
 
 
-def test_a_decoder_whose_tokenizer_has_no_padding(root, tmp_path):
+@pytest.mark.parametrize("special", [{"eos_token": "[CLS]"}, {"pad_token": "[PAD]"}])
+def test_a_decoder_reads_the_last_token_that_is_no_padding(root, tmp_path, special):
+    """Also where the tokenizer has none, and where the model's configuration names another or none."""
     torch.manual_seed(0)
     config = transformers.GPT2Config(n_embd=8, n_inner=32, n_layer=1, n_head=2, vocab_size=43, n_positions=32)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
-    make_tokenizer(eos_token="[CLS]").save_pretrained(tmp_path / "gpt2")
+    make_tokenizer(**special).save_pretrained(tmp_path / "gpt2")
     config = make_config(root, tmp_path / "out", method="lora", pooling="model", max_steps=2)
     done = finetune(replace(config, model=str(tmp_path / "gpt2")))
     model, tokenizer = load(tmp_path / "out")
-    ids = tokenizer("w1 w2 w3", return_tensors="pt")
-    assert torch.equal(model(**ids).logits, done.model(**ids).logits)
+    texts = ["w1 w2 w3", "w4"]
+    batch = encode_texts(tokenizer, texts, None, torch.tensor([0, 1]), 32).batch([0, 1])
+    with torch.no_grad():
+        together = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        alone = torch.cat([model(**tokenizer(text, return_tensors="pt")).logits for text in texts])
+        trained = done.model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    assert torch.equal(together, trained) and torch.allclose(together, alone, atol=1e-6)
+    assert not torch.allclose(alone[0], alone[1], atol=1e-3)
+
+
+def test_positions_that_are_counted_from_the_padding_token_stay():
+    model = transformers.RobertaForSequenceClassification(transformers.RobertaConfig(**TINY, pad_token_id=1))
+    _tell_padding(model, make_tokenizer())
+    assert model.config.pad_token_id == 1  # the tokenizer's is 0
 
 
 def test_a_model_that_was_saved_in_bfloat16_comes_back_as_it_was_trained(root, tmp_path):
@@ -352,13 +375,23 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("how", ["killed", "interrupted", "twice"])
-def test_a_run_that_is_resumed_ends_with_the_same_weights(data, tmp_path, how):
-    settings = Settings(epochs=4, batch_size=32, learning_rate=3e-3, schedule="linear", clip=1.0, patience=None)
-    train_rows, held = data.split(0.2, 0)
-    whole = make_model()  # with dropout, which must be the same too
-    reference = train(whole, train_rows, held, settings)
+LONG = Settings(epochs=4, batch_size=32, learning_rate=3e-3, schedule="linear", clip=1.0, patience=None)
 
+
+@pytest.fixture(scope="module")
+def whole(data):
+    """A run of four epochs of four steps without a stop."""
+    model = make_model()  # with dropout, which must be the same too
+    return model, train(model, *data.split(0.2, 0), LONG)
+
+
+@pytest.mark.parametrize(
+    ("how", "stops", "first"),
+    [("killed", (6,), 5), ("interrupted", (6,), 7), ("interrupted", (6, 11), 12), ("interrupted", (8, 16), 17)],
+)
+def test_a_run_that_is_resumed_ends_with_the_same_weights(data, whole, tmp_path, how, stops, first):
+    """A stop at an epoch's last step does not cost its evaluation; one at the run's last step lets it end."""
+    train_rows, held = data.split(0.2, 0)
     file = tmp_path / "run.checkpoint"
 
     def stop_at(steps):
@@ -370,9 +403,10 @@ def test_a_run_that_is_resumed_ends_with_the_same_weights(data, tmp_path, how):
 
         return progress
 
-    for steps in (6, 11) if how == "twice" else (6,):  # four steps an epoch
-        with pytest.raises(Stop if how == "killed" else KeyboardInterrupt):
-            train(make_model(), train_rows, held, settings, checkpoint=file, resume=True, progress=stop_at(steps))
+    for steps in stops:
+        ends = nullcontext() if steps == 16 else pytest.raises(Stop if how == "killed" else KeyboardInterrupt)
+        with ends:
+            train(make_model(), train_rows, held, LONG, checkpoint=file, resume=True, progress=stop_at(steps))
         assert [path.name for path in tmp_path.iterdir()] == ["run.checkpoint"]
     seen = []
     model = make_model()
@@ -382,14 +416,14 @@ def test_a_run_that_is_resumed_ends_with_the_same_weights(data, tmp_path, how):
         model,
         train_rows,
         held,
-        settings,
+        LONG,
         checkpoint=file,
         resume=True,
         progress=lambda step, *rest: seen.append(step),
     )
-    assert seen[0] == {"killed": 5, "interrupted": 7, "twice": 12}[how] and seen[-1] == 16
-    assert same(weights(model), weights(whole))
-    for a, b in zip(done.history, reference.history, strict=True):
+    assert seen == list(range(first, 17)) and 0 < done.step_seconds < done.seconds
+    assert same(weights(model), weights(whole[0]))
+    for a, b in zip(done.history, whole[1].history, strict=True):
         assert a == pytest.approx(b, rel=1e-6, nan_ok=True)
 
 
@@ -398,12 +432,26 @@ def test_checkpoints_that_do_not_fit_are_refused(data, tmp_path):
     train(make_model(), data, None, Settings(max_steps=1), checkpoint=file, key="a")
     with pytest.raises(ValueError, match="other options or data"):
         train(make_model(), data, None, Settings(max_steps=1), checkpoint=file, key="b", resume=True)
-    with pytest.raises(ValueError, match="does not fit the model"):
-        model = make_model(hidden_size=8)
-        train(model, data, None, Settings(max_steps=1), checkpoint=file, key="a", resume=True)
+    for options in ({"hidden_size": 8}, {"num_labels": 3}, {"num_hidden_layers": 1}):
+        model = make_model(**options)
+        before = weights(model)
+        with pytest.raises(ValueError, match="does not fit the model"):
+            train(model, data, None, Settings(max_steps=1, bf16=True), checkpoint=file, key="a", resume=True)
+        assert same(weights(model), before) and "_original_forward" not in vars(model)  # that of bfloat16 is gone
     file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(ValueError, match="is no checkpoint"):
         train(make_model(), data, None, Settings(max_steps=1), checkpoint=file, key="a", resume=True)
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_nothing(data, tmp_path, monkeypatch):
+    def half(tensors, file, metadata):
+        file.write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr("safetensors.torch.save_file", half)
+    with pytest.raises(OSError, match="no space left"):
+        train(make_model(), data, None, Settings(max_steps=1), checkpoint=tmp_path / "c")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_run_resumes_from_files(root, tmp_path):
@@ -492,7 +540,21 @@ import os, sys, warnings
 warnings.simplefilter("ignore")
 import torch
 from snnk.finetune import FinetuneConfig, finetune  # once, before the processes part: it takes longer than the rest
-root, out, port = sys.argv[1:]
+root, out, port, kind = sys.argv[1:]
+if kind == "FSDP":  # accelerate leaves it to accelerators: all is as there but for this choice
+    from accelerate import PartialState
+    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+    from snnk.finetune import loop
+
+    make = loop.make_accelerator
+
+    def make_sharded(bf16):
+        made = make(bf16)
+        made.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
+        made.state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+        return made
+
+    loop.make_accelerator = make_sharded
 child = os.fork()
 rank = "0" if child else "1"
 os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}  # as torchrun does
@@ -505,25 +567,31 @@ if child:
 """
 
 
-def test_two_processes_give_what_one_gives(root, tmp_path):
-    """143 rows in batches of 50: the last has 43, 22 and 21 for the two."""
+@pytest.fixture(scope="module")
+def one(root):
     save(transformers.BertModel, root / "quiet", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = make_config(root, root / "one", method="snnk-relu", batch_size=50)
+    return finetune(replace(config, model=str(root / "quiet")))
+
+
+@pytest.mark.parametrize("kind", ["MULTI_CPU", "FSDP"])
+def test_two_processes_give_what_one_gives(root, one, tmp_path, kind):
+    """143 rows in batches of 50: the last has 43, 22 and 21 for the two."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(root), str(tmp_path / "two"), port],
+        [sys.executable, "-c", SCRIPT, str(root), str(tmp_path / "two"), port, kind],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    config = make_config(root, tmp_path / "one", method="snnk-relu", batch_size=50)
-    one = finetune(replace(config, model=str(root / "quiet")))
     two, _ = load(tmp_path / "two")
     found = json.loads((tmp_path / "two" / "metrics.json").read_text())
     assert found["training"]["processes"] == 2 and one.metrics["training"]["processes"] == 1
+    assert found["training"]["distributed"] == kind
     for a, b in zip(one.metrics["training"]["epochs"], found["training"]["epochs"], strict=True):
         assert {k: v for k, v in a.items() if v is not None} == pytest.approx(
             {k: v for k, v in b.items() if v is not None}, rel=1e-4
@@ -606,6 +674,35 @@ def test_bad_options(root, tmp_path, options, message):
     with pytest.raises((ValueError, OSError), match=message):
         finetune(replace(make_config(root, out, **{"text": "sentence", **options}), model=model))
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_what_transformers_says_is_as_before(root, tmp_path):
+    told = transformers.utils.logging
+    before = told.get_verbosity(), told.is_progress_bar_enabled()
+    told.set_verbosity_info()
+    told.enable_progress_bar()
+    try:
+        with pytest.raises(ValueError, match="no column"):
+            finetune(make_config(root, tmp_path / "out", label="score"))
+        assert told.get_verbosity() == told.INFO and told.is_progress_bar_enabled()
+    finally:
+        told.set_verbosity(before[0])
+        if not before[1]:
+            told.disable_progress_bar()
+
+
+def test_batches_for_closed_forms_are_made_one_at_a_time(data):
+    made = []
+
+    def collate(rows):
+        made.append(len(rows))
+        return data.collate(rows)
+
+    found = _some(replace(data, collate=collate), 0, 100)
+    assert made == []
+    next(found)
+    assert len(made) == 1
+    assert len(list(found)) == 1 and len(made) == 2 and sum(made) < len(data)
 
 
 def test_load_refuses_other_folders(root):

@@ -51,6 +51,26 @@ def test_all_formats_give_the_same_columns(tmp_path, kind):
     assert read_columns(write(tmp_path, kind)) == COLUMNS
 
 
+def test_the_format_is_told_by_the_last_ending(tmp_path):
+    (tmp_path / "T.TSV").write_text('a\tb\n1, "2\t3\n')
+    (tmp_path / "v.tsv.csv").write_text('a,b\n"1, ""2",3\n')
+    (tmp_path / "V.CSV.GZ").write_bytes(gzip.compress(b'a,b\n"1, ""2",3\n'))
+    for file in tmp_path.iterdir():
+        assert read_columns(file) == {"a": ['1, "2'], "b": ["3"]}
+
+
+def test_lines_of_glue_may_have_more_values(tmp_path):
+    """As some of MNLI and QQP; but not of a .csv, which is no file of GLUE's."""
+    (tmp_path / "a.tsv").write_text("a\tb\n1\t2\t3\n")
+    assert read_columns(tmp_path / "a.tsv", glue=True) == {"a": ["1"], "b": ["2"]}
+    (tmp_path / "a.csv").write_text("a,b\n1,2,3\n")
+    with pytest.raises(ValueError, match="quote values"):
+        read_columns(tmp_path / "a.csv", glue=True)
+    (tmp_path / "train.tsv").write_text("question1\tquestion2\tis_duplicate\na\tb\t0\tmore\n")
+    (tmp_path / "dev.tsv").write_text("question1\tquestion2\tis_duplicate\na\tb\t0\n")
+    assert "1 and 1 rows" in miscounted("qqp", tmp_path)
+
+
 def test_the_text_column_is_the_first_of_strings():
     assert text_column(COLUMNS, "label", "f") == "body"
     with pytest.raises(ValueError, match="no column of f has texts; its columns are id"):
@@ -60,7 +80,11 @@ def test_the_text_column_is_the_first_of_strings():
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.tsv", "a\tb\n1\n", "line 2, has 1 values for the 2 columns a, b"),
+        ("a.tsv", "a\tb\n1\n", "row 2, has 1 values for the 2 columns a, b"),
+        ("a.tsv", "a\tb\n1\t2\t3\n", "row 2, has 3 values for the 2 columns a, b; take tabs out"),
+        ("a.csv", "a,b\n1,x\n1,hello, world\n", "row 3, has 3 values for the 2 columns a, b; quote values with commas"),
+        ("a.tsv.csv", "a,b\n1,hello, world\n", "quote values with commas"),
+        ("a.parquet.gz", "", r"is none of .tsv, .csv, .jsonl, .ndjson, plain or .gz, and .parquet"),
         ("a.jsonl", '{"a": 1}\n{', "line 2, is no JSON"),
         ("a.jsonl", "[1]\n", "must be an object"),
         ("a.xlsx", "", "is none of .tsv"),
@@ -98,7 +122,8 @@ def test_what_is_no_file_is_a_hub_name(monkeypatch):
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     assert read_columns("org/name:cola@validation") == COLUMNS and read_columns("name") == COLUMNS
-    assert asked == [("org/name", "cola", "validation"), ("name", None, "train")]
+    assert read_columns("org/data-v1.0") == COLUMNS
+    assert asked == [("org/name", "cola", "validation"), ("name", None, "train"), ("org/data-v1.0", None, "train")]
     with pytest.raises(ValueError, match="the hub did not give it: no network"):
         read_columns("org/offline")
 

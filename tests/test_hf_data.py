@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from snnk import _cli_demo
-from snnk.hf.data import load_calibration
+from snnk.hf.data import load_calibration, pad_id, pad_texts
 
 WORDS = [f"w{i}" for i in range(40)]
 
@@ -27,6 +27,16 @@ def make_tokenizer(**special):
     words.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
     special = special or {"pad_token": "[PAD]"}
     return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", model_max_length=64, **special)
+
+
+@pytest.mark.parametrize(
+    ("special", "wanted"),
+    [({"pad_token": "[PAD]", "eos_token": "[CLS]"}, 0), ({"eos_token": "[CLS]"}, 2), ({"bos_token": "[CLS]"}, 0)],
+)
+def test_batches_are_filled_with_the_padding_token(special, wanted):
+    tokenizer = make_tokenizer(**special)
+    batch = pad_texts([{"input_ids": [2, 5, 6]}, {"input_ids": [2]}], tokenizer)
+    assert pad_id(tokenizer) == wanted and batch["input_ids"].tolist() == [[2, 5, 6], [2, wanted, wanted]]
 
 
 def make_texts(count=60, seed=0):

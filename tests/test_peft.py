@@ -6,7 +6,7 @@ import transformers as hf
 from peft import PeftConfig, PeftModel, PeftType, get_peft_model
 from test_hf_architectures import ROWS, D, inputs, make, output, perturb_
 
-from snnk import Directions
+from snnk import Directions, fit_projections_
 from snnk.hf import ARCHITECTURES, find_ffns
 from snnk.peft import SNNKConfig, SNNKLayer, register
 from snnk.peft.model import MOST_VALUES, layers_of
@@ -123,6 +123,29 @@ def test_directions_and_the_bottleneck_baseline():
     )
     assert trainable(bottleneck) == 4 * (4 * (D + 1) + D * 4 + D)  # two linear layers with biases
     assert torch.equal(output(bottleneck, "bert"), output(make("bert"), "bert"))
+
+
+def test_directions_are_those_that_the_configuration_asks_for():
+    batch = {**inputs("bert"), "labels": torch.tensor([0, 1, 1])}
+    options = {"projection": "gradient", "feature_map": "gelu"}
+
+    def fitted(*method):
+        model = adapted("bert", hf.AutoModelForSequenceClassification, trained=False, **options)
+        fit_projections_(model, [batch], *method)
+        return torch.cat([fm.projection for fm in maps(model).values()])
+
+    assert torch.equal(fitted(), fitted("gradient")) and not torch.allclose(fitted(), fitted("pca"), atol=1e-3)
+    model = make("bert", hf.AutoModelForSequenceClassification)
+    model.add_adapter(SNNKConfig(num_features=4, **options))  # transformers' own way in
+    fit_projections_(model, [batch])
+    assert torch.equal(torch.cat([fm.projection for fm in maps(model).values()]), fitted())
+
+    model = adapted("bert", hf.AutoModelForSequenceClassification, trained=False, **options)
+    model.add_adapter("second", SNNKConfig(num_features=4, projection="pca", feature_map="gelu"))
+    fit_projections_(model, [batch])  # the second is not active
+    model.base_model.set_adapter(["default", "second"])
+    with pytest.raises(ValueError, match=r"default 'gradient', second 'pca'; name one with method="):
+        fit_projections_(model, [batch])
 
 
 def test_sites_have_streams_of_their_own():

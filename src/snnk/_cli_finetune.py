@@ -28,7 +28,7 @@ def finetune_command(
     train: Annotated[
         str | None,
         typer.Option(
-            help="Labelled data: .tsv, .csv, .jsonl, .parquet (also .gz), a folder of images with one subfolder a "
+            help="Labelled data: .tsv, .csv, .jsonl (also .gz), .parquet, a folder of images with one subfolder a "
             "class, or a hub name[:config]\\[@split]."
         ),
     ] = None,
@@ -53,7 +53,9 @@ def finetune_command(
     classification: Annotated[
         bool, typer.Option("--classification", help="Labels are classes, also 0.0 and 1.0.")
     ] = False,
-    learning_rate: Annotated[float | None, typer.Option(help="These five: the paper's for the method.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="These five: else the method's own, the paper's where it has them.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Of all processes together.")] = None,
     epochs: Annotated[int | None, typer.Option(help="At most.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Of the optimizer.")] = None,

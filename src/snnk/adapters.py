@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from snnk import _checks
 from snnk.features import Directions, FeatureMap, make_feature_map
+from snnk.features.base import NORMALIZERS
 from snnk.projections import make_generator
 
 
@@ -118,14 +120,19 @@ class SNNKAdapter(nn.Module):
 
 
 class Moments:
-    """Sums over inputs x (n, d) of an adapter, and over gradients g (n, d) of the loss behind it, in float64."""
+    """Sums over inputs x (n, d) of a feature map, normalised as it does, and gradients g (n, d) behind it, in float64.
 
-    def __init__(self, dim: int) -> None:
-        self.count = 0
+    Args:
+        dim: d.
+        normalize: of the feature map.
+    """
+
+    def __init__(self, dim: int, normalize: str = "none") -> None:
+        self.count, self.normalize = 0, normalize
         self.x, self.xx, self.g, self.gx = (torch.zeros(s, dtype=torch.float64) for s in ((dim,), (dim, dim)) * 2)
 
     def add(self, x: Tensor, g: Tensor | None = None) -> None:
-        x = x.detach().cpu().double()
+        x = NORMALIZERS[self.normalize](x.detach().cpu().double())
         self.count += len(x)
         self.x += x.sum(0)
         self.xx += x.T @ x
@@ -162,7 +169,7 @@ METHODS: dict[str, Callable[[Moments, int], Tensor]] = {"pca": _pca, "gradient":
 def fit_projections_(
     model: nn.Module,
     batches: Iterable[Mapping[str, Any]],
-    method: str = "pca",
+    method: str | None = None,
     *,
     loss: Callable[[nn.Module, Mapping[str, Any]], Tensor] | None = None,
     max_batches: int = 20,
@@ -174,7 +181,8 @@ def fit_projections_(
             projection="pca" or "gradient").
         batches: keyword arguments of the model, such as a DataLoader gives; `attention_mask` is respected.
         method: "pca", the inputs' principal directions, or "gradient", those in which the inputs tell most about the
-            gradient of the loss behind the adapter; that needs labels in the batches.
+            gradient of the loss behind the adapter; that needs labels in the batches. None is what the active adapters
+            of a PEFT model were configured with, else "pca".
         loss: (model, batch) -> scalar; by default model(**batch).loss.
         max_batches: how many are enough.
 
@@ -184,6 +192,7 @@ def fit_projections_(
         >>> bool(torch.allclose(phi.var(0, correction=0), torch.ones(2), atol=1e-4))
         True
     """
+    method = _configured(model) if method is None else method
     fit = _checks.look_up(method, METHODS, "method")
     adapters = {name: m for name, m in model.named_modules() if isinstance(m, SNNKAdapter)}
     adapters = {name: m for name, m in adapters.items() if isinstance(m.feature_map, Directions)}
@@ -192,15 +201,16 @@ def fit_projections_(
     small = [f"{name} ({m.num_features} of {m.dim})" for name, m in adapters.items() if m.num_features > m.dim]
     if small:
         raise ValueError(f"more features than directions: {', '.join(small)}")
-    found = {name: Moments(adapter.dim) for name, adapter in adapters.items()}
+    found = {name: Moments(adapter.dim, adapter.feature_map.normalize) for name, adapter in adapters.items()}
     device = next(model.parameters()).device
     gradients = method == "gradient"
     modes = [(module, module.training) for module in model.modules()]  # PEFT's wrapper of a model in eval mode trains
+    accumulated = [(p, p.grad) for p in model.parameters()] if gradients else []
     model.eval()
     try:
-        for i, batch in enumerate(batches):
-            if i == max_batches:
-                break
+        for p, _ in accumulated:
+            p.grad = None  # ours would be added to the caller's
+        for batch in islice(batches, max_batches):
             batch = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
             mask = batch.get("attention_mask")
             with _watched(adapters, found, None if mask is None else mask.bool().flatten(), gradients):
@@ -213,8 +223,8 @@ def fit_projections_(
     finally:
         for module, training in modes:
             module.training = training
-        if gradients:
-            model.zero_grad(set_to_none=True)
+        for p, grad in accumulated:
+            p.grad = grad
     if not any(moments.count for moments in found.values()):
         raise ValueError(f"no adapter was run: {', '.join(adapters)}; are there batches, and are the adapters active?")
     seen = {name: adapter for name, adapter in adapters.items() if found[name].count}  # others are not active in PEFT
@@ -232,6 +242,19 @@ def fit_projections_(
         fm: Any = adapter.feature_map
         fm.set_(rows.to(fm.projection.device), moments.mean)
     return model
+
+
+def _configured(model: nn.Module) -> str:
+    """What the active adapters of a PEFT model, wrapped or not, were configured with; "pca" where nothing says so."""
+    modules: list[Any] = list(model.modules())
+    configs: dict[str, Any] = next((m.peft_config for m in modules if hasattr(m, "peft_config")), {})
+    active = {name for m in modules if hasattr(m, "snnk_adapter") for name in m.active_adapters}
+    asked = {name: configs[name].projection for name in sorted(active) if name in configs}
+    asked = {name: projection for name, projection in asked.items() if projection in METHODS}
+    if len(set(asked.values())) > 1:
+        told = ", ".join(f"{name} {projection!r}" for name, projection in asked.items())
+        raise ValueError(f"the active adapters ask for different directions: {told}; name one with method=")
+    return next(iter(asked.values()), "pca")
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def read(files: Mapping[str, str], config: Config, seed: int) -> Task:
         return [dict(tokenizer(texts[i : i + size], **options)) for i in range(0, len(texts), size)]
 
     _, train, dev = glue_files("stsb", Path(files["data_dir"]))
-    found, tested = read_columns(train), read_columns(dev)
+    found, tested = read_columns(train, glue=True), read_columns(dev, glue=True)
     texts = sorted({*found["sentence1"], *found["sentence2"]})
     order = random.Random(seed)
     order.shuffle(texts)

@@ -9,10 +9,12 @@ from typing import Any
 from snnk.hf.report import front_matter
 
 MOST = 20  # names of classes that are listed
+# run in the model's parent folder, under the name "this folder"
+LOADING = "from snnk.finetune import load  # pip install 'snnk[peft]'\n\nmodel, processor = load(\"this folder\")"
 
 
 def model_card(metrics: Mapping[str, Any], original_card: str = "") -> str:
-    """The card; of the base model's, licence and language are taken over."""
+    """The card; licence and language are taken over from the base model's, where that is in a local folder."""
     front = {
         "base_model": metrics["base_model"],
         "library_name": "peft" if metrics["adapter"] else "transformers",
@@ -52,7 +54,7 @@ def model_card(metrics: Mapping[str, Any], original_card: str = "") -> str:
 ## How to load it
 
 ```python
-{loading(metrics)}
+{LOADING}
 ```
 {_plain(metrics)}
 {_outputs(metrics)}
@@ -74,11 +76,6 @@ line above.
 Epoch 0 is the start. Loss is cross-entropy, or squared error for regression; train loss of a regression is in parts of
 the labels' variance. metrics.json has all figures, options and versions.
 """
-
-
-def loading(metrics: Mapping[str, Any]) -> str:
-    """The lines that load the model, run in its parent folder under the name "this folder"."""
-    return "from snnk.finetune import load  # pip install 'snnk[peft]'\n\nmodel, processor = load(\"this folder\")"
 
 
 def _plain(metrics: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ class FinetuneConfig:
         model: folder of a Hugging Face model, or its name on the hub.
         out: new folder for the result.
         method: a name in METHODS.
-        train, validation, test: files (.tsv, .csv, .jsonl, .parquet, also .gz), hub names, or folders of images with
+        train, validation, test: files (.tsv, .csv, .jsonl, also .gz; .parquet), hub names, or folders of images with
             one subfolder a class. Without `validation`, `validation_share` of train is cut off for it.
         text, text_pair, label: names of columns; the first of strings, none, and "label".
         task, data_dir: a GLUE task and the folder of its files, instead of the above; its dev file is the test.

@@ -1,8 +1,8 @@
 """Labelled data for fine-tuning: GLUE's files, tables of one's own, the hub, folders of images; as rows and batches.
 
-A .tsv has no quotes, as GLUE's; a .csv has. Every file may end in .gz. Labels are classes, or numbers where they are
-written with a decimal point. Batches of an epoch are a function of seed and epoch alone, so that any process can tell
-which they are.
+A .tsv has no quotes, as GLUE's; a .csv has. Both and .jsonl may end in .gz. Labels are classes, or numbers where they
+are written with a decimal point. Batches of an epoch are a function of seed and epoch alone, so that any process can
+tell which they are.
 """
 
 from __future__ import annotations
@@ -134,55 +134,65 @@ class Data:
         return self.take([i for i in range(len(self)) if i not in out]), self.take(sorted(held))
 
 
-def read_columns(source: str | Path, columns: Sequence[str] | None = None) -> dict[str, list[Any]]:
-    """All columns of a .tsv, .csv, .jsonl, .parquet (.gz too) or of a data set of the hub: name[:config][@split].
+def read_columns(
+    source: str | Path, columns: Sequence[str] | None = None, *, glue: bool = False
+) -> dict[str, list[Any]]:
+    """All columns of a .tsv, .csv, .jsonl (also .gz) or .parquet, or of a data set of the hub: name[:config][@split].
 
     Args:
         source: the file or the name.
         columns: their names, of a .tsv or .csv without a header.
+        glue: a .tsv of GLUE, whose lines may have more values than columns (MNLI, QQP): these are left out.
     """
     path = Path(source)
+    kind, zipped = _kind(path)
     if not path.is_file():
-        if path.exists() or path.suffix.removesuffix(".gz") or len(path.parts) > 2:
+        if path.exists() or kind in (*READERS, *ARROW) or len(path.parts) > 2:
             raise FileNotFoundError(
                 f"no file {source}; expected {', '.join(FORMATS)}, a folder of images, or a hub name"
             )
         return hub_columns(str(source))
-    zipped = path.suffix == ".gz"
-    kind = path.with_suffix("").suffix if zipped else path.suffix
-    if kind.lower() in (".parquet", ".pq", ".arrow", ".feather"):
+    if kind in ARROW and not zipped:
         found = Table(path)
         batches = [batch for _, part in found.blocks() for batch in part]
         return {name: [v for batch in batches for v in batch.column(name).to_pylist()] for name in found.names}
-    read = READERS.get(kind.lower())
+    read = READERS.get(kind)
     if read is None:
-        raise ValueError(f"{path} is none of {', '.join(FORMATS)}, plain or .gz; convert it to one")
+        raise ValueError(f"{path} is none of {', '.join(READERS)}, plain or .gz, and .parquet; convert it to one")
     try:
         options: Any = {"mode": "rt", "encoding": "utf-8-sig", "newline": ""}
         with gzip.open(path, **options) if zipped else path.open(**options) as file:
-            return read(file, path, columns)
+            return read(file, path, columns, glue)
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error, csv.Error) as error:
         raise ValueError(f"{path} cannot be read as {kind} in UTF-8: {error}") from error
 
 
-def _separated(file: Iterable[str], path: Path, columns: Sequence[str] | None) -> dict[str, list[Any]]:
-    tabs = ".tsv" in path.suffixes
+def _kind(path: Path) -> tuple[str, bool]:
+    """The ending that tells a file's format, in lower case, and whether .gz follows it."""
+    name = path.name.lower()
+    return Path(name.removesuffix(".gz")).suffix, name.endswith(".gz")
+
+
+def _separated(file: Iterable[str], path: Path, columns: Sequence[str] | None, glue: bool) -> dict[str, list[Any]]:
+    tabs = _kind(path)[0] == ".tsv"
     rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(file)
     header = list(columns) if columns else next(rows, [])
     found: dict[str, list[Any]] = {name: [] for name in header}
     for number, row in enumerate(rows, 1 if columns else 2):
         if not row:
             continue
-        if len(row) < len(header):
+        if len(row) < len(header) or (len(row) > len(header) and not (glue and tabs)):
+            advice = "take tabs out of values" if tabs else 'quote values with commas: "a, b"'
             raise ValueError(
-                f"{path}, line {number}, has {len(row)} values for the {len(header)} columns {', '.join(header)}"
+                f"{path}, row {number}, has {len(row)} values for the {len(header)} columns {', '.join(header)}; "
+                + (advice if len(row) > len(header) else "complete it")
             )
-        for name, value in zip(header, row, strict=False):  # MNLI and QQP have lines with more
+        for name, value in zip(header, row, strict=False):
             found[name].append(value)
     return found
 
 
-def _jsonl(file: Iterable[str], path: Path, columns: Sequence[str] | None) -> dict[str, list[Any]]:
+def _jsonl(file: Iterable[str], path: Path, columns: Sequence[str] | None, glue: bool) -> dict[str, list[Any]]:
     rows = []
     for number, line in enumerate(file, 1):
         if line.strip():
@@ -195,12 +205,13 @@ def _jsonl(file: Iterable[str], path: Path, columns: Sequence[str] | None) -> di
     return {name: [row.get(name) for row in rows] for name in dict.fromkeys(key for row in rows for key in row)}
 
 
-READERS: dict[str, Callable[[Iterable[str], Path, Sequence[str] | None], dict[str, list[Any]]]] = {
+READERS: dict[str, Callable[[Iterable[str], Path, Sequence[str] | None, bool], dict[str, list[Any]]]] = {
     ".tsv": _separated,
     ".csv": _separated,
     ".jsonl": _jsonl,
     ".ndjson": _jsonl,
 }
+ARROW = (".parquet", ".pq", ".arrow", ".feather")
 FORMATS = (*READERS, ".parquet")
 
 
@@ -381,7 +392,7 @@ def glue_files(task: str, folder: Path) -> tuple[Task, Path, Path]:
 def miscounted(task: str, folder: Path) -> str | None:
     """A line on files with other rows than GLUE's, which may be a subset on purpose; None where they are the same."""
     row, *files = glue_files(task, folder)
-    rows = tuple(len(column_of(read_columns(file, row.columns), row.label, file)) for file in files)
+    rows = tuple(len(column_of(read_columns(file, row.columns, glue=True), row.label, file)) for file in files)
     if rows == row.rows:
         return None
     ours, theirs = (f"{train:,} and {dev:,}" for train, dev in (rows, row.rows))

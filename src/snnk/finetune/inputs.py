@@ -89,7 +89,7 @@ def read(config: FinetuneConfig, processor: Any, images: bool) -> Inputs:
             files, values = image_files(Path(source))
             tables.append((files, None, values, source))
         else:
-            found = read_columns(source, columns)
+            found = read_columns(source, columns, glue=config.task is not None)
             if config.task == "cola" and "index" in found.get("source", [])[:1]:
                 raise ValueError(f"{source} is GLUE's test file, which has no labels; take the dev file")
             text = text or text_column(found, label, source)

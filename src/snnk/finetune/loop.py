@@ -2,7 +2,8 @@
 
 Which rows a step takes, its learning rate and the seed of its dropout are functions of the seed and the step's number
 alone. So a run that goes on from a checkpoint ends with the weights that it would have had without the stop, and a
-global batch is the same however many processes share it.
+global batch is the same however many processes share it. Of FSDP, version 2 is what tests run (FSDP_VERSION=2), one
+training a process; Accelerate leaves it to GPUs and their like, and takes DDP on processors whatever it is told.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from snnk.finetune.scores import CLASSIFICATION, REGRESSION, score
 SCHEDULES = ("constant", "linear")
 OPTIMIZERS: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # buffers that training changes
+SAVED = ("history", "best", "steps", "seconds", "step_seconds", "stopped_early")  # of Trained, in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ class Trained:
     best: int = 0
     steps: int = 0
     total_steps: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # with evaluations
+    step_seconds: float = 0.0  # of steps alone
     stopped_early: bool = False
     main: bool = True  # of several processes, the one that writes
     processes: int = 1
@@ -155,12 +158,14 @@ def train(
     sharded = distributed == "FSDP"
     if sharded:
         _tell_no_checkpoint(checkpoint, resume, accelerator.is_main_process)
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()  # else an earlier run's peak would be this one's
     plain = copy.deepcopy(model) if sharded else model
     with _seeded(settings.seed):
         run = _Run(accelerator, model, data, validation, settings, metrics, None if sharded else checkpoint, key)
-        if resume:
-            run.restore()
         try:
+            if resume:
+                run.restore()
             run.go(progress)
         finally:
             accelerator.unwrap_model(run.model, keep_fp32_wrapper=False)
@@ -170,6 +175,7 @@ def train(
         if accelerator.is_main_process:
             plain.load_state_dict({name: tensor.cpu() for name, tensor in state.items()})
             model.__dict__.update(plain.__dict__)  # the caller's object, whole again
+            model.__class__ = plain.__class__  # FSDP2 had made it one of its own
     run.done.main, run.done.processes = accelerator.is_main_process, accelerator.num_processes
     run.done.distributed = distributed
     accelerator.wait_for_everyone()
@@ -228,9 +234,12 @@ class _Run:
                     self.loss_sum = 0.0
                 self.model.train()
                 for indices in batches[first : first + self.total - done.steps]:
+                    before = time.perf_counter()
                     loss = self.step(indices)
+                    done.step_seconds += time.perf_counter() - before
                     progress(done.steps, self.total, loss, done.history[-1])
-                    if stop:
+                    # a stop at an epoch's last step waits for its evaluation, which a resumed run would not make up for
+                    if stop and done.steps % self.per_epoch and done.steps < self.total:
                         done.seconds = time.perf_counter() - began
                         self.save()
                         raise KeyboardInterrupt
@@ -239,6 +248,8 @@ class _Run:
                 self.evaluate(float(self.accelerator.reduce(seen, "sum")) / count)
                 done.seconds = time.perf_counter() - began
                 self.save()
+                if stop and done.steps < self.total and not done.stopped_early:
+                    raise KeyboardInterrupt
         self.put(self.best if self.validation is not None else self.snapshot())
 
     def step(self, indices: Sequence[int]) -> float:
@@ -296,44 +307,60 @@ class _Run:
         tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
         for p, state in self.optimizer.state.items():
             tensors |= {f"{part}.{names[id(p)]}": tensor.clone() for part, tensor in state.items()}
-        done = self.done
-        facts = {"key": self.key, "loss_sum": self.loss_sum, "history": done.history, "best": done.best}
-        facts |= {"steps": done.steps, "seconds": done.seconds, "stopped_early": done.stopped_early}
+        facts = {"key": self.key, "loss_sum": self.loss_sum, **{name: getattr(self.done, name) for name in SAVED}}
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.checkpoint.with_name(f"{self.checkpoint.name}.{os.getpid()}")
         on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-        _checks.safetensors().torch.save_file(on_cpu, temporary, metadata={"facts": json.dumps(facts)})
-        temporary.replace(self.checkpoint)
+        try:
+            _checks.safetensors().torch.save_file(on_cpu, temporary, metadata={"facts": json.dumps(facts)})
+            temporary.replace(self.checkpoint)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def restore(self) -> None:
+        """Take over a checkpoint, whole or not at all."""
         if self.checkpoint is None or not self.checkpoint.exists():
             return
         try:
             with _checks.safetensors().safe_open(self.checkpoint, framework="pt") as file:
                 facts = json.loads(file.metadata()["facts"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            facts.setdefault("step_seconds", facts["seconds"])  # of snnk before it was counted: at most that
+            key, loss_sum, told = facts["key"], facts["loss_sum"], {name: facts[name] for name in SAVED}
         except Exception as error:  # safetensors has its own kind
             raise ValueError(f"{self.checkpoint} is no checkpoint: {error}; delete it to start anew") from error
-        if facts["key"] != self.key:
+        if key != self.key:
             raise ValueError(
                 f"{self.checkpoint} is of a run with other options or data; give those, or delete it to start anew"
             )
-        parts: dict[str, dict[str, Tensor]] = {}
+        parts: dict[str, dict[str, Tensor]] = {"now": {}, "best": {}}
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")
             parts.setdefault(part, {})[rest] = tensor
-        try:
-            self.put(parts.pop("now"))
-            self.best = {name: parts["best"][name].to(tensor.device) for name, tensor in self.kept.items()}
-        except (KeyError, RuntimeError) as error:
-            raise ValueError(f"{self.checkpoint} does not fit the model: {error}; delete it to start anew") from error
-        del parts["best"]
+        self.check(parts)
+        self.put(parts.pop("now"))
+        best = parts.pop("best")
+        self.best = {name: best[name].to(tensor.device) for name, tensor in self.kept.items()}
         for name, p in self.trained.items():
             state = {part: found[name] for part, found in parts.items() if name in found}
             self.optimizer.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in state.items()}
-        done = self.done
-        done.history, done.best, done.steps = facts["history"], facts["best"], facts["steps"]
-        done.seconds, done.stopped_early, self.loss_sum = facts["seconds"], facts["stopped_early"], facts["loss_sum"]
+        self.loss_sum = loss_sum
+        for name, value in told.items():
+            setattr(self.done, name, value)
+
+    def check(self, parts: dict[str, dict[str, Tensor]]) -> None:
+        """Refuse tensors that do not fit: weights now and at the best epoch, and what the optimizer keeps of them."""
+        for part, found in parts.items():
+            weights = part in ("now", "best")
+            wanted = self.kept if weights else self.trained
+            # a parameter without a gradient has no state
+            for name in sorted(found.keys() | wanted.keys() if weights else found.keys()):
+                a, b = (str(tuple(held[name].shape)) if name in held else "missing" for held in (found, wanted))
+                if a != b and (weights or a != "()"):  # the optimizer counts steps in single numbers
+                    raise ValueError(
+                        f"{self.checkpoint} does not fit the model: {part}.{name} is {a} in it and {b} in the model; "
+                        "delete it to start anew"
+                    )
 
 
 @torch.no_grad()
@@ -372,7 +399,10 @@ def make_accelerator(bf16: bool) -> Any:
 
 
 def peak_memory() -> int:
-    """Bytes that the process has taken at most: of the accelerator, if there is one, else resident; 0 if unknown."""
+    """Bytes taken at most: on a CUDA device since training began; else resident, of the whole life of the process.
+
+    The latter counts imports, reading the data and whatever ran before; 0 where the system does not tell.
+    """
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     try:

@@ -9,7 +9,7 @@ RoBERTa-base (Hu et al. 2022); for ia3 its rate (Liu et al. 2022); for full its 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +31,9 @@ class Setup:
     seed: int
     images: bool
     source: str  # of the model
-    batches: Callable[..., list[dict[str, Tensor]]]  # labelled, of the training data; of so many rows if that is given
+    batches: Callable[..., Iterable[dict[str, Tensor]]]  # labelled training rows, so many if given, to go over once
     layers: str | None = None  # of `uptrain`
+    report: Callable[[hf.HeadReport], None] = lambda found: None  # gets what a head of the paper stores
 
 
 def nothing(model: Any, setup: Setup) -> Any:
@@ -129,8 +130,8 @@ def lora(model: Any, setup: Setup) -> Any:
     from peft import LoraConfig
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
 
-    chosen = None if model.config.model_type == "gpt2" else targets(model, KNOWN, key=False)
-    fan = model.config.model_type == "gpt2"  # its weights are (in, out)
+    fan = model.config.model_type == "gpt2"  # its weights are (in, out), which `targets` does not look for
+    chosen = None if fan else targets(model, KNOWN, key=False)
     return _peft(
         model, LoraConfig(r=setup.features, lora_alpha=setup.features, target_modules=chosen, fan_in_fan_out=fan), setup
     )
@@ -155,7 +156,7 @@ def snnk_adapter(*, fit: bool = False, **options: Any) -> Callable[[Any, Setup],
         from snnk.peft import SNNKConfig
 
         found = _peft(model, SNNKConfig(num_features=setup.features, projection_seed=setup.seed, **options), setup)
-        return fit_projections_(found, setup.batches(), options["projection"]) if fit else found
+        return fit_projections_(found, setup.batches()) if fit else found
 
     return wrap
 
@@ -181,7 +182,7 @@ def snnk_pooler(model: Any, setup: Setup) -> Any:
 
 
 def bundled(model: Any, setup: Setup) -> Any:
-    hf.bundled_head_(model, setup.features, "cos", seed=setup.seed, **_own_pooler(model, setup))
+    setup.report(hf.bundled_head_(model, setup.features, "cos", seed=setup.seed, **_own_pooler(model, setup)))
     return model
 
 
@@ -211,7 +212,7 @@ def uptrain(model: Any, setup: Setup) -> Any:
 
 
 def merge_pooler(model: Any, setup: Setup) -> Any:
-    hf.merge_pooler_(model)
+    setup.report(hf.merge_pooler_(model))
     return model
 
 

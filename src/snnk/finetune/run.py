@@ -13,7 +13,8 @@ import os
 import platform
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,11 @@ from snnk import hf
 from snnk.finetune.card import model_card
 from snnk.finetune.config import FinetuneConfig
 from snnk.finetune.data import Data, Labels
-from snnk.finetune.inputs import Inputs, is_images, read
+from snnk.finetune.inputs import OFFSET, Inputs, is_images, read
 from snnk.finetune.loop import Progress, Trained, evaluate, peak_memory, train
 from snnk.finetune.methods import METHODS, Method, Setup, nothing
 from snnk.finetune.pooling import MeanPooled
+from snnk.hf.data import pad_id
 from snnk.models import write_json
 
 FORMAT = "snnk.Finetune/1"
@@ -56,6 +58,22 @@ class FinetuneResult:
     main: bool = True
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' own lines and bars: what matters is said here, in one line."""
+    told = transformers.utils.logging
+    level, bars = told.get_verbosity(), told.is_progress_bar_enabled()
+    told.set_verbosity_error()
+    told.disable_progress_bar()
+    try:
+        yield
+    finally:
+        told.set_verbosity(level)
+        if bars:
+            told.enable_progress_bar()
+
+
+@_quiet()
 def finetune(
     config: FinetuneConfig,
     *,
@@ -74,8 +92,6 @@ def finetune(
     out = Path(config.out)
     checkpoint = out.with_name(f"{out.name}.checkpoint")
     check_out(out, checkpoint, config.resume)
-    transformers.utils.logging.set_verbosity_error()  # what matters is said here, in one line
-    transformers.utils.logging.disable_progress_bar()
     images = is_images(config)
     processor = _processor(config.model, images)
     inputs = read(config, processor, images)
@@ -87,9 +103,17 @@ def finetune(
     large = len(inputs.train) >= LARGE or bool(inputs.described.get("large"))
     method, settings = method or METHODS[config.method], config.settings(images=images, large=large)
     features = config.features or method.features or 0
+    storage: dict[str, Any] = {}
+
+    def report(found: hf.HeadReport) -> None:
+        say(str(found))
+        storage.update(asdict(found), mbit={name: found.mbit(n) for name, n in asdict(found).items() if name != "bits"})
+
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)  # of new classifiers, which transformers draws from the global generator
         model = _load(config, inputs.labels, images, say)
+        if not images:
+            _tell_padding(model, processor)
         setup = Setup(
             features,
             config.seed,
@@ -97,6 +121,7 @@ def finetune(
             config.model,
             lambda rows=FIT_ROWS: _some(inputs.train, config.seed, rows),
             config.layers,
+            report,
         )
         model.eval()
         model = method.edit(model, setup)
@@ -144,6 +169,7 @@ def finetune(
         "scores": scores,
         "finish": finish,
         "parameters": {**counts, "saved_total": sum(p.numel() for p in model.parameters())},
+        "head_storage": storage or None,
         "classifier_start": start,
         "training": _training(found),
         "settings": asdict(settings),
@@ -173,13 +199,16 @@ def load(folder: str | Path) -> tuple[Any, Any]:
         source = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
     kind = _kind(images, mean)
     options = {**_label_options(names), **_reset(adapter)}
+    processor = _processor(str(folder), images)
     model = kind.from_pretrained(source, use_safetensors=True, dtype=torch.float32, **options)
+    if not images:
+        _tell_padding(model, processor)  # an adapter's base model has its own configuration
     if adapter:
         from peft import PeftModel
 
         importlib.import_module("snnk.peft")  # makes its adapters known to PEFT
         model = PeftModel.from_pretrained(model, folder)
-    return model.eval(), _processor(str(folder), images)
+    return model.eval(), processor
 
 
 def check_out(out: Path, checkpoint: Path, resume: bool) -> None:
@@ -245,19 +274,24 @@ def _load(config: FinetuneConfig, labels: Labels, images: bool, say: Callable[[s
     wrong = [key for key, *_ in info["mismatched_keys"] if not _may_differ(model, key)]
     if wrong:
         raise ValueError(f"{config.model} does not fit its own configuration: {', '.join(wrong)} have other shapes")
-    if not images and model.config.pad_token_id is None:  # GPT-2 looks for the last token that is not padding
-        model.config.pad_token_id = model.config.eos_token_id
     return model
+
+
+def _tell_padding(model: Any, processor: Any) -> None:
+    """Tell a model how its batches are filled: a decoder reads the last token that is not padding."""
+    config = model.config.get_text_config()
+    if config.model_type not in OFFSET:  # these count their positions from it, as they were pretrained
+        config.pad_token_id = pad_id(processor)
 
 
 def _may_differ(model: Any, key: str) -> bool:
     return not key.startswith(f"{model.base_model_prefix}.") or ".pooler." in key
 
 
-def _some(data: Data, seed: int, rows: int) -> list[dict[str, Any]]:
-    """Batches of training rows, in random order, of about so many rows."""
+def _some(data: Data, seed: int, rows: int) -> Iterator[dict[str, Any]]:
+    """Batches of training rows, in random order, of about so many rows; each is made when it is asked for."""
     batches = data.epoch(FIT_BATCH, seed, -1)
-    return [data.batch(indices) for indices in batches[: -(-rows // FIT_BATCH)]]
+    return (data.batch(indices) for indices in batches[: -(-rows // FIT_BATCH)])
 
 
 def _start(model: Any, method: Method, setup: Setup, config: FinetuneConfig, say: Callable[[str], None]) -> Any:
@@ -299,8 +333,10 @@ def _training(found: Trained) -> dict[str, Any]:
         "steps": found.steps,
         "planned_steps": found.total_steps,
         "stopped_early": found.stopped_early,
-        "seconds": found.seconds,
+        "seconds": found.seconds,  # with evaluations
+        "step_seconds": found.step_seconds,
         "peak_memory_bytes": peak_memory(),
+        "peak_memory_of": "training, on the device" if torch.cuda.is_available() else "the process since its start",
         "processes": found.processes,
         "distributed": found.distributed,
         "threads": torch.get_num_threads(),

@@ -155,10 +155,15 @@ def _parts(items: list[T], batch_size: int) -> Iterator[list[T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
+def pad_id(processor: Any) -> int:
+    """The token that batches are filled up with: the tokenizer's for padding, else for the end of a text, else 0."""
+    return next((int(i) for i in (processor.pad_token_id, processor.eos_token_id) if i is not None), 0)
+
+
 def pad_texts(rows: list[dict[str, list[int]]], processor: Any) -> dict[str, Tensor]:
     """One batch, padded on the right; by hand, as the tokenizer of a GPT has no padding and is not to be changed."""
     width = max(len(row["input_ids"]) for row in rows)
-    fill = {"input_ids": next((i for i in (processor.pad_token_id, processor.eos_token_id) if i is not None), 0)}
+    fill = {"input_ids": pad_id(processor)}
     batch = {
         key: torch.tensor([row[key] + [fill.get(key, 0)] * (width - len(row[key])) for row in rows]) for key in rows[0]
     }
