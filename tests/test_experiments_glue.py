@@ -22,7 +22,7 @@ from snnk.finetune import GLUE, METHODS
 from snnk.finetune.data import image_files
 from snnk.hf.data import open_image
 
-NAMES = ("glue", "vision", "uptraining", "compression", "adapters")
+NAMES = ("glue", "vision", "uptraining", "uptraining-images", "compression", "adapters")
 MEASURED = ("seconds", "seconds_a_step", "peak_GB", "commit", "environment")
 DIM, WIDTH = tiny.SIZES["hidden_size"], tiny.SIZES["intermediate_size"]
 
@@ -36,7 +36,7 @@ def run(capsys, *args):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Rows and figures of all five, through the command."""
+    """Rows and figures of all, through the command."""
     found = tmp_path_factory.mktemp("rows")
     for name in NAMES:
         with pytest.raises(SystemExit) as stop:
@@ -118,7 +118,8 @@ def test_page_of_these(folder, tmp_path):
         "- glue: bert-base, the paper's model: these rows are of tiny-bert",
         "- vision: cifar10: snnk-relu, seed 0",
         "- vision: cifar100, ImageNet",
-        "- uptraining: ViT",
+        "- uptraining: rte, mrpc, qnli, qqp, sst2, mnli, stsb",
+        "- uptraining-images: cifar100",
         f"- compression: {compression.total(compression.QUICK) - 1} of {compression.total(compression.QUICK)} rows",
         "- adapters: cola: 3 of 4 final rows, of 3 methods",
     ):
@@ -170,14 +171,15 @@ def test_adapters_have_the_mean_where_the_pooler_was_never_trained(folder, files
     assert glue._trained_pooler(str(tmp_path / "none")) is None
 
 
-def test_uptraining_counts_what_the_bundled_model_has(folder):
-    rows, config = Stored(folder / "uptraining.json").rows, uptraining.QUICK
+@pytest.mark.parametrize("name", ["uptraining", "uptraining-images"])
+def test_uptraining_counts_what_the_bundled_model_has(name, folder):
+    rows, config = Stored(folder / f"{name}.json").rows, EXPERIMENTS[name].QUICK
     dense, bundled = 2 * DIM * WIDTH + WIDTH + DIM, 2 * DIM * config.num_features + DIM
     for before, after in pairwise(rows):
         assert after["replaced"] == before["replaced"] + 1
         assert round(1e6 * (before["stored_M"] - after["stored_M"])) == dense - bundled
         assert before["stored_MB"] == pytest.approx(4 * before["stored_M"])
-        tokens = config.texts * config.length
+        tokens = config.texts * config.length if name == "uptraining" else config.images * 5  # patches and the class
         saved = tokens * 2 * DIM * (WIDTH - config.num_features)
         assert round(1e9 * (before["multiply_adds_G"] - after["multiply_adds_G"])) == saved
 

@@ -22,6 +22,7 @@ from snnk.experiments import (
     trainable_parameters,
     uci,
     uptraining,
+    uptraining_images,
     vision,
 )
 
@@ -37,6 +38,7 @@ EXPERIMENTS: dict[str, ModuleType] = {
     "glue": glue,
     "vision": vision,
     "uptraining": uptraining,
+    "uptraining-images": uptraining_images,
     "estimators": estimators,
     "compression": compression,
     "adapters": adapters,

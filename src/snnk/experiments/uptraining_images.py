@@ -1,0 +1,86 @@
+"""Uptraining on images (section 4.3, appendix "Uptraining Transformers"): the top k blocks of a ViT as SNNK layers.
+
+As uptraining on GLUE: 8 random features for the first layer of a feed-forward block and its GELU, the whole model
+trained, then bundled. AdamW, linear schedule, warmup of 6 % and a weight decay of 1e-3 are the paper's; the rate, which
+it does not name, the number of steps and of images are ours. Multiply-adds are of a batch of 64 images as the model's
+processor makes them. Images are those of `vision`: CIFAR-10, CIFAR-100 or folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from snnk.experiments import tiny
+from snnk.experiments.data import NOWHERE, Source, image_task
+from snnk.experiments.records import Results, Row
+from snnk.experiments.tuning import others
+from snnk.experiments.uptraining import blocks_of, claims, plot, uptrained
+
+__all__ = ["FIGURE", "NEEDS", "QUICK", "TIME", "Config", "claims", "left", "plot", "run", "total"]
+
+FIGURE = "figure: uptraining of ViT on images"
+NEEDS = "CIFAR-10, CIFAR-100 or a folder of images; ViT-base, DINOv2 or another"
+TIME = "minutes on a GPU, an hour on a CPU; --quick 10 s"
+FULL = {"cifar10": 98.95, "cifar100": 91.67}  # ViT-base, all trained
+
+
+@dataclass(frozen=True)
+class Config:
+    """The paper's setting; k above the number of blocks are all of them."""
+
+    replaced: tuple[int, ...] = (0, 2, 4, 6)
+    num_features: int = 8
+    learning_rate: float = 5e-5
+    weight_decay: float = 1e-3
+    train_rows: int = 2000
+    test_rows: int = 1000
+    batch_size: int = 64
+    max_steps: int = 60
+    images: int = 64
+    seeds: int = 1
+    seed: int = 0
+
+
+QUICK = Config(replaced=(0, 1, 2), num_features=4, max_steps=2, images=2)
+
+
+def total(config: Config) -> int:
+    """Number of rows that `run` yields; fewer for a model with fewer blocks than the largest k."""
+    return len(config.replaced) * config.seeds
+
+
+def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
+    """One row for each seed and k."""
+    task = image_task(source)
+    with tiny.images(config, QUICK, source) as files:
+        blocks = blocks_of(files["model"])
+        for seed in range(config.seed, config.seed + config.seeds):
+            for k in sorted({min(k, blocks) for k in config.replaced}):
+                key = {"task": task, "replaced": k, "seed": seed}
+                row = results.find(**key)
+                if row is None:
+                    inputs = _inputs(files, config.images)
+                    found = uptrained(files, k, config, "accuracy", inputs, weight_decay=config.weight_decay, seed=seed)
+                    row = results.add({**key, "blocks": blocks, **found, "paper_full": FULL.get(task)})
+                yield row
+
+
+def _inputs(files: Mapping[str, Any], images: int) -> dict[str, Any]:
+    """As many pictures of the first one's size as the processor makes it."""
+    from transformers import AutoImageProcessor
+
+    from snnk.finetune.data import image_files
+    from snnk.hf.data import open_image
+
+    first = open_image(image_files(Path(files["test"]))[0][0])
+    pixels = AutoImageProcessor.from_pretrained(files["model"])(images=first, return_tensors="pt")["pixel_values"]
+    return {"pixel_values": pixels.expand(images, *pixels.shape[1:])}
+
+
+def left(results: Results) -> list[str]:
+    """What the paper has and the rows have not."""
+    tasks = [task for task in FULL if not any(r["task"] == task for r in results)]
+    return [*([", ".join(tasks)] if tasks else []), *others(results, "vit-base")]
