@@ -46,8 +46,9 @@ def summary(results: Results) -> list[str]:
         done = [r for r in rows[method].values() if r["dev"] is not None]
         if done:
             time = statistics.median(r["seconds_a_step"] for r in done)
-            memory = statistics.median(r.get("peak_GB", math.nan) for r in done)  # of rows made here alone
-            cells[0] = f"{done[0]['trained']:,} trained, {time:.2f} s a step, {memory:.2f} GB: {cells[0]}"
+            peaks = [r["peak_GB"] for r in done if "peak_GB" in r]  # rows of `snnk reproduce` have none
+            memory = f", {statistics.median(peaks):.2f} GB" if peaks else ""
+            cells[0] = f"{done[0]['trained']:,} trained, {time:.2f} s a step{memory}: {cells[0]}"
         lines.append(f"{method:<13}{', '.join(cells)}; mean of {len(cells)} tasks {score:.2f}")
     return lines
 
@@ -68,6 +69,7 @@ def main() -> int:
     if not args.quick:
         config = Config(tasks=tuple(args.tasks.split(",")), seeds=args.seeds)
         source = Source(str(args.data), str(args.model))
+    torch.set_num_threads(1)  # as in the processes that train, for the rows to say so
     results = Results(args.out, config, source=source.names)
     with (
         tiny.glue(config, QUICK, source) as files,

@@ -149,8 +149,10 @@ def test_rows_that_were_put_aside_come_back(tmp_path):
             assert len(list(tmp_path.iterdir())) == (1 if (seed, own) == (0, config) else 2)
     back = Results(path, config)
     assert back.back is not None and back.aside is not None
+    (tmp_path / f"rows.{Stored(path).hash}.json").write_text("mine")  # as an older version may have left it
     back.write()  # with nothing to add
-    assert [row["dim"] for row in Stored(path)] == [4] * 3 and len(list(tmp_path.iterdir())) == 2
+    assert (tmp_path / f"rows.{Results(path, other, resume=False).hash}.json").read_text() == "mine"
+    assert [row["dim"] for row in Stored(path)] == [4] * 3 and len(list(tmp_path.iterdir())) == 3
     assert Results(path, config).back is None and Results(path, config, resume=False).rows == []
 
 

@@ -1,7 +1,8 @@
 """One file for each figure or table of the paper: a configuration, `run` yielding `total` rows, `plot`, `claims`.
 
 A module has FIGURE, NEEDS and TIME for the list; `Config` with the paper's hyperparameters, and QUICK; `run(config,
-results, source)`, which takes rows over that are done; `plot(results)` and `claims(results)`, which read rows only.
+results, source)`, which takes rows over that are done; `plot(results)` and `claims(results)`, which read rows only; and
+maybe `left(results)`, what of the paper and of the configuration the rows have not.
 """
 
 from __future__ import annotations

@@ -214,15 +214,16 @@ def claims(results: Results) -> list[Row]:
         trained = {name: max(r["trained"] for r in own.values()) for name, own in rows.items()}
         one, two = (by_task(rows[name]) for name in (better, worse))
         gaps = [[a - b for a, b in zip(one[task], two[task], strict=True)] for task in one]
-        seeds = min(map(len, gaps))
         gap = means[better] - means[worse]
-        # of the mean, from seed to seed: the rows of dev are the same ones
-        error = math.sqrt(sum(variance(g) / len(g) for g in gaps)) / len(gaps) if seeds > 1 else 0.0
+        # of the mean, from seed to seed (the rows of dev are the same ones); a task with one has the others' variance
+        known = [variance(g) for g in gaps if len(g) > 1]
+        parts = [(variance(g) if len(g) > 1 else mean(known)) / len(g) for g in gaps] if known else []
+        error = math.sqrt(sum(parts)) / len(gaps)
         told = [f"{name} {means[name]:.2f} ({trained[name]:,} trained)" for name in (better, worse)]
         tie = " (a tie)" if abs(gap) <= error else ""
-        many = f"{seeds} seed{'s' * (seeds > 1)}"
-        ours = f"{', '.join(told)}{tie}; {first['model']}, {many}, mean of {', '.join(one)}"
-        tolerance = f"{error:.2f} points, one standard error over seeds: less is a tie" if seeds > 1 else "none"
+        many = ", ".join(f"{task} ({len(found)} seed{'s' * (len(found) > 1)})" for task, found in one.items())
+        ours = f"{', '.join(told)}{tie}; {first['model']}, mean of {many}"
+        tolerance = f"{error:.2f} points, one standard error over seeds: less is a tie" if known else "none"
         return [claim(statement, ours, gap > error, tolerance)]
 
     return [

@@ -79,14 +79,14 @@ def _options(name: str, results: Stored) -> str:
 
 
 def _left(name: str, results: Stored) -> list[str]:
-    """What an experiment says is missing, else how many rows are; the file may be of an older configuration."""
+    """What an experiment says is missing, else how many rows are."""
     module = EXPERIMENTS[name]
-    if hasattr(module, "left"):
-        return list(module.left(results))
     try:
+        if hasattr(module, "left"):
+            return list(module.left(results))
         wanted = module.total(replace(module.Config(), **{k: _tuples(v) for k, v in results.config.items()}))
-    except TypeError:
-        wanted = 0
+    except (TypeError, KeyError):
+        return ["the rows are of an older configuration"]
     return [f"{len(results.rows)} of {wanted} rows are there"] if len(results.rows) < wanted else []
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ class Results:
         """Put the rows where they belong, and those of another configuration aside."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.aside is not None:
-            self.path.replace(self.aside)
+            self.path.replace(_free(self.aside))
             self.aside = None
         body: Row = {"config": self.config, "config_hash": self.hash, "environment": self.environment}
         body |= {"environments": self.environments, "source": self.source, "rows": self.rows}
@@ -156,6 +157,12 @@ class Stored(Results):
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a result file of snnk; move it away or name another --out") from error
         self.path, self.aside, self.back = path, None, None
+
+
+def _free(path: Path) -> Path:
+    """This name, or with a number where it is taken."""
+    numbered = (path.with_name(f"{path.stem}-{n}{path.suffix}") for n in count(1))
+    return path if not path.exists() else next(name for name in numbered if not name.exists())
 
 
 def _digest(value: Any) -> str:

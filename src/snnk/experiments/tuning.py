@@ -88,7 +88,7 @@ def row_of(result: Any | None, metric: str) -> Row:
 def others(results: Results, name: str) -> list[str]:
     """What is to be said where no row is of the paper's model, which has this in its name."""
     models = dict.fromkeys(r["model"] for r in results if r["model"])
-    if any(name in model for model in models):
+    if not models or any(model.rsplit("/", 1)[-1].startswith(name) for model in models):
         return []
     return [f"{name}, the paper's model: these rows are of {', '.join(models)}"]
 
@@ -112,17 +112,21 @@ def both(results: Results, one: str, two: str) -> dict[str, tuple[float, float]]
 def deviation(metric: str, one: float, two: float, answers: int) -> float:
     """By how many points two scores of so many answers differ by chance: one standard deviation of the difference.
 
-    Of correlations that of Fisher, of others that of a share of right answers; as if the two had answered different
-    questions, which is more than it is.
+    Of a rank correlation Fisher's, of that of two classes (1 - r^2)^(1/2), of others that of a share of right answers;
+    as if the two had answered different questions, which is more than it is for the same ones.
 
     Example:
         >>> round(deviation("mcc", 0.0, 0.0, 1043), 1), round(deviation("accuracy", 80.0, 80.0, 1000), 1)
         (4.4, 1.8)
     """
     parts = (one / 100, two / 100)
-    if metric in ("mcc", "spearman"):
-        return 100 * math.sqrt(sum((1 - r * r) ** 2 for r in parts) / answers)
-    return 100 * math.sqrt(sum(p * (1 - p) for p in parts) / answers)
+    if metric == "spearman":
+        variances = [(1 - r * r) ** 2 for r in parts]
+    elif metric == "mcc":
+        variances = [1 - r * r for r in parts]
+    else:
+        variances = [p * (1 - p) for p in parts]
+    return 100 * math.sqrt(sum(variances) / answers)
 
 
 def orders(
@@ -146,10 +150,15 @@ def orders(
     table = []
     for task in dict.fromkeys(r["task"] for r in results):
         for one, two, name in pairs:
-            ours = both(results, one, two).get(task)
-            if ours is None or task not in paper.get(one, {}) or task not in paper.get(name, {}):
+            if task not in paper.get(one, {}) or task not in paper.get(name, {}):
                 continue
             theirs = paper[one][task], paper[name][task]
+            statement = f"{task}: {one} {theirs[0]}, {name} {theirs[1]}"
+            ours = both(results, one, two).get(task)
+            if ours is None:
+                there = {r["method"] for r in results if (r["part"], r["task"]) == ("table", task)}
+                table += [claim(statement, "diverged", False)] if {one, two} <= there else []
+                continue
             own = [r for r in results if (r["part"], r["task"]) == ("table", task)]
             rows = {method: [r for r in own if r["method"] == method] for method in (one, two)}
             told = [f"{m} {score:.2f}{facts(rows[m])}" for m, score in zip(rows, ours, strict=True)]
@@ -161,7 +170,7 @@ def orders(
             holds = bool(tie) if abs(expected) <= EQUAL else not tie and found * expected > 0
             table.append(
                 claim(
-                    f"{task}: {one} {theirs[0]}, {name} {theirs[1]}",
+                    statement,
                     f"{', '.join(told)}{tie}; {model}, {rows[one][0]['steps']} steps, {seeds} seed{'s' * (seeds > 1)}",
                     holds,
                     f"{equal:.1f} points: less is a tie",
@@ -172,7 +181,7 @@ def orders(
 
 def facts(rows: Sequence[Row]) -> str:
     """How many numbers a method trains, and whether that did any good."""
-    same = all(r["validation"] == r["start_validation"] and r["steps"] for r in rows)
+    same = all(r["steps"] and r["validation"] <= r["start_validation"] for r in rows)
     return f" ({rows[0]['trained']:,} trained{', no better than its start' * same})"
 
 

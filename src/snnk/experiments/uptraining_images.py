@@ -17,7 +17,7 @@ from snnk.experiments import tiny
 from snnk.experiments.data import NOWHERE, Source, image_task
 from snnk.experiments.records import Results, Row
 from snnk.experiments.tuning import others
-from snnk.experiments.uptraining import blocks_of, claims, plot, uptrained
+from snnk.experiments.uptraining import blocks_of, claims, gaps, plot, uptrained
 
 __all__ = ["FIGURE", "NEEDS", "QUICK", "TIME", "Config", "claims", "left", "plot", "run", "total"]
 
@@ -83,4 +83,4 @@ def _inputs(files: Mapping[str, Any], images: int) -> dict[str, Any]:
 def left(results: Results) -> list[str]:
     """What the paper has and the rows have not."""
     tasks = [task for task in FULL if not any(r["task"] == task for r in results)]
-    return [*([", ".join(tasks)] if tasks else []), *others(results, "vit-base")]
+    return [*gaps(results), *([", ".join(tasks)] if tasks else []), *others(results, "vit-base")]

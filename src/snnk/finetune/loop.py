@@ -248,7 +248,7 @@ class _Run:
                 self.evaluate(float(self.accelerator.reduce(seen, "sum")) / count)
                 done.seconds = time.perf_counter() - began
                 self.save()
-                if stop and done.steps < self.total and not done.stopped_early:
+                if stop:
                     raise KeyboardInterrupt
         self.put(self.best if self.validation is not None else self.snapshot())
 
@@ -344,7 +344,7 @@ class _Run:
         for name, p in self.trained.items():
             state = {part: found[name] for part, found in parts.items() if name in found}
             self.optimizer.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in state.items()}
-        self.loss_sum = loss_sum
+        self.loss_sum = loss_sum if self.accelerator.is_main_process else 0.0  # they are added up
         for name, value in told.items():
             setattr(self.done, name, value)
 
