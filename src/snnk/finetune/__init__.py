@@ -5,11 +5,12 @@
 
 from snnk.finetune.config import FinetuneConfig
 from snnk.finetune.data import GLUE, Data, encode_images, encode_texts
-from snnk.finetune.loop import Settings, Trained, evaluate, train
+from snnk.finetune.loop import Trained, evaluate, train
 from snnk.finetune.methods import METHODS, Method, Setup
 from snnk.finetune.pooling import MeanPooled, mean_pooling_
 from snnk.finetune.run import FinetuneResult, finetune, load
 from snnk.finetune.scores import METRICS, score
+from snnk.finetune.settings import Settings
 
 __all__ = [
     "GLUE",

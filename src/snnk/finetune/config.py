@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from snnk import _checks
-from snnk.finetune.loop import Settings
 from snnk.finetune.methods import METHODS, parse_layers
 from snnk.finetune.pooling import POOLING
+from snnk.finetune.settings import Settings
 
 STARTS = ("closed-form", "random")
 

@@ -9,9 +9,7 @@ training a process; Accelerate leaves it to GPUs and their like, and takes DDP o
 from __future__ import annotations
 
 import copy
-import json
 import math
-import os
 import signal
 import sys
 import threading
@@ -27,67 +25,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snnk import _checks
+from snnk.finetune.checkpoint import Parts, check_shapes, read_checkpoint, write_checkpoint
 from snnk.finetune.data import Data
 from snnk.finetune.scores import CLASSIFICATION, REGRESSION, score
+from snnk.finetune.settings import OPTIMIZERS, Settings
 
-SCHEDULES = ("constant", "linear")
-OPTIMIZERS: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # buffers that training changes
 SAVED = ("history", "best", "steps", "seconds", "step_seconds", "stopped_early")  # of Trained, in a checkpoint
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to train; the defaults are the paper's for adapters.
-
-    Args:
-        learning_rate, batch_size, epochs: the batch is that of all processes together.
-        optimizer: "adamw" or "adam".
-        weight_decay: of the optimizer.
-        schedule: "constant" or "linear" (to 0), after a share `warmup` of all steps.
-        clip: norm to which gradients are cut, or None.
-        max_steps: steps in all, instead of epochs; 0 leaves the model as it starts.
-        patience: epochs without a better validation score after which to stop, or None for never.
-        bf16: compute in bfloat16, by autocast.
-        seed: of the order of rows and of dropout.
-    """
-
-    learning_rate: float = 1e-3
-    batch_size: int = 64
-    epochs: int = 10
-    optimizer: str = "adamw"
-    weight_decay: float = 0.0
-    schedule: str = "constant"
-    warmup: float = 0.06
-    clip: float | None = None
-    max_steps: int | None = None
-    patience: int | None = 3
-    bf16: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _checks.positive(self.learning_rate, "learning_rate")
-        for name in ("batch_size", "epochs", "max_steps", "patience"):
-            value = getattr(self, name)
-            none = name == "max_steps" and type(value) is int and value == 0
-            if value is not None and not none:
-                _checks.positive_int(value, name)
-        _checks.choose(self.optimizer, OPTIMIZERS, "optimizer")
-        _checks.choose(self.schedule, SCHEDULES, "schedule")
-        if not 0 <= self.warmup < 1 or not 0 <= self.weight_decay < math.inf:
-            raise ValueError(
-                f"warmup must be in [0, 1) and weight_decay at least 0; got {self.warmup} and {self.weight_decay}"
-            )
-        if self.clip is not None:
-            _checks.positive(self.clip, "clip")
-
-    def rate(self, step: int, total: int) -> float:
-        """Learning rate of step 0, 1, ..."""
-        warm = math.ceil(self.warmup * total)
-        if step < warm:
-            return self.learning_rate * (step + 1) / warm
-        return self.learning_rate * ((total - step) / (total - warm) if self.schedule == "linear" else 1.0)
 
 
 class Diverged(ValueError):
@@ -299,68 +243,32 @@ class _Run:
         return row[self.metrics[0]], -row["loss"]
 
     def save(self) -> None:
-        """Write the checkpoint: one file of safetensors, with the rest as JSON in its header."""
+        """Write the checkpoint, if there is to be one."""
         if self.checkpoint is None or not self.accelerator.is_main_process:
             return
         names = {id(p): name for name, p in self.trained.items()}
-        tensors = {f"now.{name}": tensor for name, tensor in self.snapshot().items()}
-        tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
+        parts: Parts = {"now": self.snapshot(), "best": self.best}
         for p, state in self.optimizer.state.items():
-            tensors |= {f"{part}.{names[id(p)]}": tensor.clone() for part, tensor in state.items()}
+            for part, tensor in state.items():
+                parts.setdefault(part, {})[names[id(p)]] = tensor.clone()
         facts = {"key": self.key, "loss_sum": self.loss_sum, **{name: getattr(self.done, name) for name in SAVED}}
-        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.checkpoint.with_name(f"{self.checkpoint.name}.{os.getpid()}")
-        on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-        try:
-            _checks.safetensors().torch.save_file(on_cpu, temporary, metadata={"facts": json.dumps(facts)})
-            temporary.replace(self.checkpoint)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_checkpoint(self.checkpoint, parts, facts)
 
     def restore(self) -> None:
         """Take over a checkpoint, whole or not at all."""
         if self.checkpoint is None or not self.checkpoint.exists():
             return
-        try:
-            with _checks.safetensors().safe_open(self.checkpoint, framework="pt") as file:
-                facts = json.loads(file.metadata()["facts"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            facts.setdefault("step_seconds", facts["seconds"])  # of snnk before it was counted: at most that
-            key, loss_sum, told = facts["key"], facts["loss_sum"], {name: facts[name] for name in SAVED}
-        except Exception as error:  # safetensors has its own kind
-            raise ValueError(f"{self.checkpoint} is no checkpoint: {error}; delete it to start anew") from error
-        if key != self.key:
-            raise ValueError(
-                f"{self.checkpoint} is of a run with other options or data; give those, or delete it to start anew"
-            )
-        parts: dict[str, dict[str, Tensor]] = {"now": {}, "best": {}}
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition(".")
-            parts.setdefault(part, {})[rest] = tensor
-        self.check(parts)
+        parts, facts = read_checkpoint(self.checkpoint, self.key, ("loss_sum", *SAVED))
+        check_shapes(self.checkpoint, parts, self.kept, self.trained)
         self.put(parts.pop("now"))
         best = parts.pop("best")
         self.best = {name: best[name].to(tensor.device) for name, tensor in self.kept.items()}
         for name, p in self.trained.items():
             state = {part: found[name] for part, found in parts.items() if name in found}
             self.optimizer.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in state.items()}
-        self.loss_sum = loss_sum if self.accelerator.is_main_process else 0.0  # they are added up
-        for name, value in told.items():
-            setattr(self.done, name, value)
-
-    def check(self, parts: dict[str, dict[str, Tensor]]) -> None:
-        """Refuse tensors that do not fit: weights now and at the best epoch, and what the optimizer keeps of them."""
-        for part, found in parts.items():
-            weights = part in ("now", "best")
-            wanted = self.kept if weights else self.trained
-            # a parameter without a gradient has no state
-            for name in sorted(found.keys() | wanted.keys() if weights else found.keys()):
-                a, b = (str(tuple(held[name].shape)) if name in held else "missing" for held in (found, wanted))
-                if a != b and (weights or a != "()"):  # the optimizer counts steps in single numbers
-                    raise ValueError(
-                        f"{self.checkpoint} does not fit the model: {part}.{name} is {a} in it and {b} in the model; "
-                        "delete it to start anew"
-                    )
+        self.loss_sum = facts["loss_sum"] if self.accelerator.is_main_process else 0.0  # they are added up
+        for name in SAVED:
+            setattr(self.done, name, facts[name])
 
 
 @torch.no_grad()
