@@ -154,13 +154,12 @@ def orders(
                 continue
             theirs = paper[one][task], paper[name][task]
             statement = f"{task}: {one} {theirs[0]}, {name} {theirs[1]}"
-            ours = both(results, one, two).get(task)
-            if ours is None:
-                there = {r["method"] for r in results if (r["part"], r["task"]) == ("table", task)}
-                table += [claim(statement, "diverged", False)] if {one, two} <= there else []
-                continue
             own = [r for r in results if (r["part"], r["task"]) == ("table", task)]
             rows = {method: [r for r in own if r["method"] == method] for method in (one, two)}
+            ours = both(results, one, two).get(task)
+            if ours is None:
+                table += [claim(statement, "diverged", False)] if all(rows.values()) else []
+                continue
             told = [f"{m} {score:.2f}{facts(rows[m])}" for m, score in zip(rows, ours, strict=True)]
             seeds = len({r["seed"] for r in rows[one]})
             model = ", ".join([rows[one][0]["model"], *(notes[m] for m in rows if m in notes)][:2])
