@@ -348,6 +348,11 @@ def test_claims_of_glue():
         first["ours"] == "snnk-pooler 35.00 (10 trained), pooler 30.00 (10 trained); some, 9 steps, 2 seeds"
         and first["tolerance"] == "4.1 points: less is a tie"
     )
+    few = found["snnk-pooler: more features help, on large tasks"]
+    assert few["ours"] == "cola, 128: 20.00, 512: 35.00" and few["tolerance"] == "4.2 points: less is a tie"
+    rows[-1]["score"] = 34.0
+    found = {c["paper"]: c for c in glue.claims(Rows(rows, **config))}
+    assert not found["snnk-pooler: more features help, on large tasks"]["holds"]
     assert glue.claims(Rows([], **config)) == []
     for row in rows:
         row["pooler_trained"] = False

@@ -22,7 +22,7 @@ from typing import Any
 from snnk.experiments import tiny
 from snnk.experiments.data import NOWHERE, Source
 from snnk.experiments.records import Results, Row, claim
-from snnk.experiments.tuning import bars, both, metric_of, orders, others, row_of, tuned, variants
+from snnk.experiments.tuning import bars, both, deviation, metric_of, orders, others, row_of, tuned, variants
 
 FIGURE = "tables: poolers, adapters, bundled, tanh, baselines; ablations"
 NEEDS = "GLUE; BERT-base or another"
@@ -247,7 +247,9 @@ def claims(results: Results) -> list[Row]:
         curve = _curve(results, method)
         if len(curve) > 1:
             told = ", ".join(f"{size}: {score:.2f}" for size, score in curve.items())
-            holds = curve[max(curve)] > curve[min(curve)]
-            task = results.config["ablation_task"]
-            table.append(claim(f"{method}: more features help, on large tasks", f"{task}, {told}", holds))
+            task, most, least = results.config["ablation_task"], curve[max(curve)], curve[min(curve)]
+            noise = deviation(metric_of(task), most, least, ANSWERS[task])
+            tie = " (a tie)" if abs(most - least) <= noise else ""
+            statement, tolerance = f"{method}: more features help, on large tasks", f"{noise:.1f} points: less is a tie"
+            table.append(claim(statement, f"{task}, {told}{tie}", most - least > noise, tolerance))
     return table
