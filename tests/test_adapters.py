@@ -204,7 +204,8 @@ def test_directions_of_the_gradient(batches):
     """They span the right singular vectors of the covariance of gradient and input, the most telling first."""
     net, labels = Two(), torch.linspace(-1, 1, 10, dtype=torch.float64)
     net.adapters[0].gate.grad = torch.ones(8, dtype=torch.float64)
-    fit_projections_(net, [{**b, "labels": labels} for b in batches], method="gradient")
+    with torch.no_grad():
+        fit_projections_(net, [{**b, "labels": labels} for b in batches], method="gradient")
     grads = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
     assert list(grads) == ["adapters.0.gate"] and bool((grads["adapters.0.gate"] == 1).all())  # the caller's
     for adapter, x, g in zip(net.adapters, *read(Two(), batches, labels), strict=True):
@@ -244,6 +245,14 @@ def test_bad_calibration(batches):
         fit_projections_(trained, batches)
     with pytest.raises(ValueError, match="more features than directions"):
         fit_projections_(SNNKAdapter(4, 6, Directions(4, 6)), batches)
+    with pytest.raises(TypeError, match=r"got one dict: use \[batch\]"):
+        fit_projections_(Two(), batches[0])
+    with pytest.raises(TypeError, match="a batch must be a dict of the model's inputs; got tuple"):
+        fit_projections_(Two(), [(batches[0]["x"],)])
+    with pytest.raises(ValueError, match="need a loss; the batches have x, attention_mask: put labels in"):
+        fit_projections_(Two(), batches, method="gradient")
+    with pytest.raises(ValueError, match=r"gradients of adapters\.0 are not all finite"):
+        fit_projections_(Two(), [{"x": batches[0]["x"] * float("nan")}])
     frozen = Two().requires_grad_(False)
     before = copy.deepcopy(frozen.state_dict())
     with pytest.raises(ValueError, match="this one is frozen"):

@@ -32,7 +32,7 @@ from snnk.finetune import (
 )
 from snnk.finetune.methods import snnk_adapter
 from snnk.finetune.run import _some, _tell_padding
-from snnk.peft import SNNKLayer
+from snnk.peft import AdaptedLinear
 
 DIM = 16
 TINY = {
@@ -365,7 +365,7 @@ def test_a_bottleneck_wider_than_the_model(root, tmp_path):
 
 def test_the_papers_relu_adapters_have_gaussian_rows(root, tmp_path):
     done = finetune(make_config(root, tmp_path / "out", method="snnk-relu", features=4, max_steps=1))
-    layer = next(m for m in done.model.modules() if isinstance(m, SNNKLayer))
+    layer = next(m for m in done.model.modules() if isinstance(m, AdaptedLinear))
     norms = layer.snnk_adapter["default"].feature_map.projection.norm(dim=1)
     assert norms.std() > 0.01 * norms.mean()  # orthogonal rows are of one length
 

@@ -1,14 +1,20 @@
 """SNNK adapters inside models: where they stand, what they add, and what PEFT users do with them."""
 
+from contextlib import contextmanager
+from dataclasses import replace
+
 import pytest
 import torch
 import transformers as hf
-from peft import PeftConfig, PeftModel, PeftType, get_peft_model
+from peft import LoraConfig, PeftConfig, PeftModel, PeftType, get_peft_config, get_peft_model
+from peft.helpers import disable_input_dtype_casting
 from test_hf_architectures import ROWS, D, inputs, make, output, perturb_
 
+import snnk.peft.model
 from snnk import Directions, fit_projections_
-from snnk.hf import ARCHITECTURES, find_ffns
-from snnk.peft import SNNKConfig, SNNKLayer, register
+from snnk.adapters import Moments
+from snnk.hf import ARCHITECTURES, find_ffns, plan
+from snnk.peft import AdaptedLinear, SNNKConfig, register
 from snnk.peft.model import MOST_VALUES, layers_of
 
 
@@ -54,7 +60,7 @@ def test_placement(row):
         assert torch.equal(output(model, row), before)
     assert torch.equal(output(model, row), after)
     assert torch.equal(output(model.unload(), row), before)
-    assert not any(isinstance(m, SNNKLayer) for m in base.modules())
+    assert not any(isinstance(m, AdaptedLinear) for m in base.modules())
     pfeiffer = get_peft_model(make(row), SNNKConfig(num_features=4, placement="pfeiffer"))
     assert names(pfeiffer) == [f"{ffn.name}.{part.down}" for ffn in ffns]
 
@@ -104,8 +110,93 @@ def test_layers_and_patterns():
     assert count(exclude_modules=["attention.output.dense"]) == [f"encoder.layer.{i}.output.dense" for i in (0, 1)]
     everything = adapted(trained=False, target_modules="all-linear")
     assert len(names(everything)) == 13  # six for each layer, and the pooler
+    for first in ({}, {"target_modules": "all-linear"}):
+        several = adapted(trained=False, **first)
+        several.add_adapter("second", SNNKConfig(num_features=4, target_modules="all-linear"))
+        assert names(several, "second") == names(everything)
+    assert len(count(target_modules="all-linear", layers_to_transform=[1])) == 6
     model = adapted(trained=False, feature_pattern={r"layer\.1\..*": 6, "layer.0.output.dense": 2})
     assert [layer.snnk_adapter["default"].num_features for _, layer in layers_of(model, "default")] == [4, 2, 6, 6]
+
+
+def test_a_configuration_can_be_used_again(tmp_path):
+    """Whatever an earlier model has left in it: names of layers, checksums of its projections."""
+    config = SNNKConfig(num_features=4, save_projection=False)
+    for row in ("bert", "gpt2"):
+        model = get_peft_model(make(row), config)
+        assert len(names(model)) == 4
+        model.save_pretrained(tmp_path)
+    assert len(names(get_peft_model(make("bert"), replace(config, placement="pfeiffer")))) == 2
+    config.projection_seed = 1
+    get_peft_model(make("gpt2"), config)
+    options = {"peft_type": "SNNK", "num_features": 4, "save_projection": False}
+    assert len(names(get_peft_model(make("bert"), get_peft_config(options)))) == 4
+    read = PeftConfig.from_pretrained(tmp_path)
+    assert len(names(get_peft_model(make("gpt2"), replace(read, num_features=6)))) == 4
+
+
+def test_adapters_may_have_as_many_values_as_the_model(monkeypatch):
+    monkeypatch.setattr(snnk.peft.model, "MOST_VALUES", 1)
+    adapted(trained=False)
+    with pytest.raises(ValueError, match="at most"):
+        adapted(trained=False, num_features=1000)
+
+
+def test_layers_in_other_dtypes():
+    base = torch.nn.Sequential(torch.nn.Linear(D, D), torch.nn.Linear(D, D))
+    base[1].weight.data = base[1].weight.data.to(torch.float8_e4m3fn)
+    model = get_peft_model(base, SNNKConfig(num_features=4, target_modules=["0", "1"]))
+    assert {p.dtype for n, p in model.named_parameters() if "snnk_adapter" in n} == {torch.float32}
+    half = adapted(dtype=torch.bfloat16)
+    expected = output(half, "bert")
+    with disable_input_dtype_casting(half):
+        assert torch.equal(output(half, "bert"), expected)
+
+
+def test_blocks_with_adapters_are_not_compressed():
+    for config in (SNNKConfig(num_features=4), LoraConfig(target_modules=["output.dense"])):
+        with pytest.raises(ValueError, match=r"has adapters of PEFT .*merge_and_unload\(\)"):
+            plan(get_peft_model(make("bert"), config).get_base_model(), keep=0.5)
+
+
+def test_directions_of_chunked_blocks_and_decoders_leave_padding_out():
+    options = {"num_features": 4, "projection": "pca", "feature_map": "gelu"}
+    fitted = []
+    for chunk in (0, 1):
+        model = get_peft_model(make("bert", chunk_size_feed_forward=chunk), SNNKConfig(**options))
+        fit_projections_(model, [inputs("bert")])
+        fitted.append(torch.cat([fm.projection for fm in maps(model).values()]))
+        assert model.base_model.model.encoder.layer[0].chunk_size_feed_forward == chunk
+    assert not inputs("bert")["attention_mask"].all() and torch.allclose(*fitted, atol=1e-4)
+
+    t5 = hf.T5Config(vocab_size=40, d_model=D, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    ids = torch.randint(3, 40, (4, 6), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(6) < 2).long().expand(4, 6)
+    batch = {"input_ids": ids, "decoder_input_ids": ids, "attention_mask": mask}
+    counts = {}
+    for name, more in {
+        "without": {},
+        "with": {"decoder_attention_mask": (torch.arange(6) < 5).long().expand(4, 6)},
+    }.items():
+        model = get_peft_model(hf.T5ForConditionalGeneration(t5), SNNKConfig(**options, target_modules=["wo"]))
+        with count_tokens() as seen:
+            fit_projections_(model, [batch | more])
+        counts[name] = seen
+    assert counts == {"without": [8, 24], "with": [8, 20]}
+
+
+@contextmanager
+def count_tokens():
+    """Tokens that were added to the sums of each adapter, in the order of the model."""
+    seen, add = [], Moments.add
+
+    def counted(self, x, g=None):
+        seen.append(len(x))
+        add(self, x, g)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Moments, "add", counted)
+        yield seen
 
 
 @pytest.mark.parametrize("feature_map", ["cos", "gelu", "tanh_power", "arccos0"])
@@ -306,6 +397,7 @@ BAD_CONFIGS = [
     ({"layers_pattern": "layer"}, "layers_to_transform"),
     ({"save_projection": False, "projection": "pca"}, "fitted to data.*save_projection=True"),
     ({"save_projection": False, "train_projection": True}, "trained.*save_projection=True"),
+    ({"feature_map": "arccos0", "train_projection": True}, "no gradient moves"),
 ]
 
 
@@ -327,7 +419,11 @@ REFUSED = [
     ({"num_features": MOST_VALUES}, "GiB; at most"),
     ({"feature_pattern": {"layer.9.output.dense": 4}}, r"layer.9.output.dense.*fits none"),
     ({"num_features": MOST_VALUES // 256, "feature_map": "tanh_power"}, "GiB; at most"),
-    ({"projection_checksums": {}, "save_projection": False}, "checksum"),
+    (
+        {"placement": "pfeiffer", "target_modules": ["query"]},
+        r"got placement='pfeiffer' and target_modules=\{'query'\}",
+    ),
+    ({"target_modules": ["query"], "exclude_modules": ["query"]}, r"no layer but those of exclude_modules=\{'query'\}"),
 ]
 
 
@@ -338,7 +434,7 @@ def test_refused_adapters_leave_the_model_as_it_was(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         get_peft_model(base, SNNKConfig(**options))
     assert [(n, p.requires_grad) for n, p in base.named_parameters()] == state
-    assert torch.equal(output(base, "bert"), before) and not any(isinstance(m, SNNKLayer) for m in base.modules())
+    assert torch.equal(output(base, "bert"), before) and not any(isinstance(m, AdaptedLinear) for m in base.modules())
     model = adapted()
     before, state = output(model, "bert"), [(n, p.requires_grad) for n, p in model.named_parameters()]
     with pytest.raises((ValueError, TypeError), match=message):

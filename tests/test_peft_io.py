@@ -19,7 +19,7 @@ from test_hf_architectures import ROWS, D, inputs, make, output, perturb_
 from test_peft import adapted, layers_of, maps, train_
 
 from snnk.adapters import fit_projections_
-from snnk.peft import SNNKConfig, SNNKLayer
+from snnk.peft import AdaptedLinear, SNNKConfig
 from snnk.peft.config import checksum
 
 # the others are of the same classes as one of these
@@ -145,7 +145,7 @@ def seed_only(tmp_path, **options):
 def test_seed_only_files(tmp_path, feature_map):
     model = seed_only(tmp_path, feature_map=feature_map)
     stored = load_file(tmp_path / "adapter_model.safetensors")
-    assert {name.rpartition(".")[2] for name in stored} == {"weight", "gate"}
+    assert {name.rpartition(".")[2] for name in stored} == {"weight", "gate", "checksum"}
     for low in (False, True):
         loaded = PeftModel.from_pretrained(make("bert"), tmp_path, low_cpu_mem_usage=low)
         assert torch.equal(output(loaded, "bert"), output(model, "bert"))
@@ -186,7 +186,7 @@ def refused(folder, message, row="bert", error=ValueError):
         PeftModel.from_pretrained(base, folder)
     with pytest.raises(error, match=message):
         second.load_adapter(folder, "second")
-    assert not any(isinstance(m, SNNKLayer) for m in base.modules()) and list(second.peft_config) == ["default"]
+    assert not any(isinstance(m, AdaptedLinear) for m in base.modules()) and list(second.peft_config) == ["default"]
     assert [p.requires_grad for p in base.parameters()] == before[2]
     assert torch.equal(output(base, row), before[0]) and torch.equal(output(second, row), before[1])
 
@@ -212,6 +212,21 @@ def test_seed_only_files_are_verified(tmp_path):
     refused(tmp_path, "unknown feature map 'os.system'")
 
 
+def test_seed_only_files_are_verified_for_an_adapter_that_is_there(tmp_path):
+    """PEFT, and Trainer that resumes, load the tensors alone then."""
+    model = seed_only(tmp_path)
+    same = adapted(save_projection=False, trained=False).bfloat16()
+    same.load_adapter(tmp_path, "default")
+    same.float().save_pretrained(tmp_path / "again")
+    loaded = PeftModel.from_pretrained(make("bert"), tmp_path / "again")
+    assert torch.allclose(output(loaded, "bert"), output(model, "bert"), atol=0.1)  # rounded to half precision
+    other = adapted(save_projection=False, trained=False, projection_seed=1)
+    before = output(other, "bert")
+    with pytest.raises(ValueError, match=r"projection drawn for encoder\.layer\.0.* has checksum"):
+        other.load_adapter(tmp_path, "default")
+    assert torch.equal(output(other, "bert"), before)
+
+
 def test_seed_only_files_without_checksums_are_refused(tmp_path):
     """By PEFT and by transformers, which reads the configuration in another way."""
     model = seed_only(tmp_path)
@@ -222,7 +237,7 @@ def test_seed_only_files_without_checksums_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no projection_checksums"):
         base.load_adapter(str(tmp_path))
     assert torch.equal(output(base, "bert"), before)
-    assert not any(isinstance(m, SNNKLayer) for m in base.modules())
+    assert not any(isinstance(m, AdaptedLinear) for m in base.modules())
     # no file of weights, no refusal: these are settings
     fresh = SNNKConfig(num_features=4, save_projection=False)
     fresh.save_pretrained(tmp_path / "settings")

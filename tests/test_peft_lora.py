@@ -101,6 +101,28 @@ def test_against_an_oracle():
     assert len(lines) == 7 and lines[1].split()[1:3] == ["8", "3"] and lines[5].startswith("all layers")
 
 
+def test_plain_modules_and_names_that_are_endings_of_others(tmp_path):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.inner = torch.nn.Linear(D, D), torch.nn.ModuleDict({"first": torch.nn.Linear(D, D)})
+
+        def forward(self, x):
+            return self.inner["first"](torch.tanh(self.first(x)))
+
+    torch.manual_seed(0)
+    net, x = Net().eval(), torch.randn(20, 16, D)
+    plain = {name: value.clone() for name, value in net.state_dict().items()}
+    model = get_peft_model(net, SNNKConfig(num_features=4, target_modules="first", **LINEAR))
+    train_(model)
+    to_lora(model, 4, [{"x": batch} for batch in x]).save_pretrained(tmp_path)
+    base = Net().eval()
+    base.load_state_dict(plain)
+    lora = PeftModel.from_pretrained(base, tmp_path)
+    assert [n for n, _ in lora.named_modules() if n.endswith("lora_A")] == ["base_model.model.first.lora_A"]
+    assert torch.allclose(lora(x[0]), model(x[0]), atol=1e-4)
+
+
 def test_only_the_named_adapter_is_converted():
     model = adapted(**LINEAR)
     alone = to_lora(model, 2, batches())

@@ -197,10 +197,17 @@ def fit_projections_(
     adapters = {name: m for name, m in model.named_modules() if isinstance(m, SNNKAdapter)}
     adapters = {name: m for name, m in adapters.items() if isinstance(m.feature_map, Directions)}
     if not adapters:
-        raise ValueError("no adapter of the model has features along directions; make them with Directions(...)")
+        raise ValueError(
+            "no adapter of the model has features along directions; in PEFT they come with projection='pca' or "
+            "'gradient', elsewhere with Directions(...) as feature map"
+        )
     small = [f"{name} ({m.num_features} of {m.dim})" for name, m in adapters.items() if m.num_features > m.dim]
     if small:
         raise ValueError(f"more features than directions: {', '.join(small)}")
+    if isinstance(batches, Mapping | Tensor):
+        raise TypeError(
+            f"batches must be several, as a DataLoader gives; got one {type(batches).__name__}: use [batch]"
+        )
     found = {name: Moments(adapter.dim, adapter.feature_map.normalize) for name, adapter in adapters.items()}
     device = next(model.parameters()).device
     gradients = method == "gradient"
@@ -211,15 +218,21 @@ def fit_projections_(
         for p, _ in accumulated:
             p.grad = None  # ours would be added to the caller's
         for batch in islice(batches, max_batches):
+            if not isinstance(batch, Mapping):
+                raise TypeError(f"a batch must be a dict of the model's inputs; got {type(batch).__name__}")
             batch = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
-            mask = batch.get("attention_mask")
-            with _watched(adapters, found, None if mask is None else mask.bool().flatten(), gradients):
-                if gradients:
-                    value = model(**batch).loss if loss is None else loss(model, batch)
-                    value.backward()
-                else:
-                    with torch.no_grad():
-                        model(**batch)
+            masks = {name: mask_at(name, batch, model) for name in adapters}
+            with _watched(adapters, found, masks, gradients), unchunked(model), torch.set_grad_enabled(gradients):
+                if not gradients:
+                    model(**batch)
+                    continue
+                value = getattr(model(**batch), "loss", None) if loss is None else loss(model, batch)
+                if value is None:
+                    raise ValueError(
+                        f"directions of the gradient need a loss; the batches have {', '.join(batch)}: put labels in "
+                        "them, or give loss=, (model, batch) -> scalar"
+                    )
+                value.backward()
     finally:
         for module, training in modes:
             module.training = training
@@ -234,6 +247,9 @@ def fit_projections_(
     trained = [name for name, a in seen.items() if not a.starts_as_identity]
     if trained:
         raise ValueError(f"new directions would be wrong for the trained matrix of {', '.join(trained)}")
+    for name in seen:
+        if not all(torch.isfinite(sums).all() for sums in (found[name].xx, found[name].gx)):
+            raise ValueError(f"inputs or gradients of {name} are not all finite; is the model, or a batch?")
     for name, adapter in seen.items():
         moments = found[name]
         rows = fit(moments, adapter.num_features)
@@ -257,13 +273,34 @@ def _configured(model: nn.Module) -> str:
     return next(iter(asked.values()), "pca")
 
 
+def mask_at(name: str, batch: Mapping[str, Any], model: Any) -> Tensor | None:
+    """Which of the tokens at the module of that name are not padding, flat; None where nothing says so."""
+    decodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and "decoder" in name.split(".")
+    mask = batch.get("decoder_attention_mask" if decodes else "attention_mask")
+    return None if mask is None else mask.bool().flatten()
+
+
+@contextmanager
+def unchunked(model: nn.Module) -> Iterator[None]:
+    """Feed-forward blocks run on all tokens at once: transformers' chunks give the same, but are seen in pieces."""
+    modules: list[Any] = [m for m in model.modules() if getattr(m, "chunk_size_feed_forward", 0)]
+    sizes = [m.chunk_size_feed_forward for m in modules]
+    for module in modules:
+        module.chunk_size_feed_forward = 0
+    try:
+        yield
+    finally:
+        for module, size in zip(modules, sizes, strict=True):
+            module.chunk_size_feed_forward = size
+
+
 @contextmanager
 def _watched(
-    adapters: dict[str, SNNKAdapter], found: dict[str, Moments], mask: Tensor | None, gradients: bool
+    adapters: dict[str, SNNKAdapter], found: dict[str, Moments], masks: dict[str, Tensor | None], gradients: bool
 ) -> Iterator[None]:
     """Add to `found` what each adapter reads, and the gradient at what it adds, which is that at its output."""
 
-    def watch(adapter: SNNKAdapter, moments: Moments) -> Callable[[Tensor], Tensor]:
+    def watch(adapter: SNNKAdapter, moments: Moments, mask: Tensor | None) -> Callable[[Tensor], Tensor]:
         def rows(x: Tensor) -> Tensor:
             flat = x.detach().reshape(-1, adapter.dim)
             return flat[mask] if mask is not None and len(mask) == len(flat) else flat
@@ -281,7 +318,7 @@ def _watched(
         return delta
 
     for name, adapter in adapters.items():
-        vars(adapter)["delta"] = watch(adapter, found[name])  # in front of the method
+        vars(adapter)["delta"] = watch(adapter, found[name], masks[name])  # in front of the method
     try:
         yield
     finally:

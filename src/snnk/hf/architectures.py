@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from snnk.adapters import unchunked
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -272,11 +274,7 @@ def observe(ffns: Iterable[FFN], callback: Callable[[FFN, Observation], None]) -
         for ffn in ffns:
             if ffn.block.training:
                 raise ValueError(f"{ffn.name} is in training mode, with dropout behind the block; call model.eval()")
-            for module in ffn.block.modules():
-                # a chunked block is the same block, but would be seen in pieces
-                if getattr(module, "chunk_size_feed_forward", 0):
-                    stack.callback(setattr, module, "chunk_size_feed_forward", module.chunk_size_feed_forward)
-                    module.chunk_size_feed_forward = 0  # type: ignore[assignment]
+            stack.enter_context(unchunked(ffn.block))
             for handle in _hooks(ffn, callback):
                 stack.callback(handle.remove)
         yield
@@ -314,6 +312,11 @@ def _at(module: Any, path: str) -> Any:
 
 def _sizes(layer: Any) -> tuple[int, int]:
     """(in, out) of a linear layer, a Conv1D, or a module that says so itself."""
+    if hasattr(layer, "get_base_layer"):
+        raise ValueError(
+            f"the block has adapters of PEFT ({type(layer).__name__}): merge_and_unload() puts LoRA into the weights, "
+            "unload() takes others away"
+        )
     if isinstance(layer, Conv1D):
         return layer.weight.shape[0], layer.weight.shape[1]
     return layer.in_features, layer.out_features

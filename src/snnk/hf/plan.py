@@ -245,7 +245,8 @@ def importance(ffn: FFN, stream: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def place(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    return {key: value.to(model.device) if isinstance(value, Tensor) else value for key, value in batch.items()}
+    device = next(model.parameters()).device
+    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
 
 
 def sums(ffns: list[FFN], model: Any, batches: Iterable[Mapping[str, Tensor]]) -> Iterator[tuple[FFN, RidgeStats]]:

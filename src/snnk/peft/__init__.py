@@ -10,7 +10,7 @@ from peft.utils import PeftType, register_peft_method
 
 from snnk.peft.config import SNNKConfig
 from snnk.peft.convert import LoraConversion, LoraSite, to_lora
-from snnk.peft.layer import SNNKLayer
+from snnk.peft.layer import AdaptedLinear
 from snnk.peft.model import SNNKModel
 
 
@@ -30,4 +30,4 @@ def register() -> None:
 
 register()
 
-__all__ = ["LoraConversion", "LoraSite", "SNNKConfig", "SNNKLayer", "SNNKModel", "register", "to_lora"]
+__all__ = ["AdaptedLinear", "LoraConversion", "LoraSite", "SNNKConfig", "SNNKModel", "register", "to_lora"]

@@ -27,6 +27,7 @@ from snnk.projections import PROJECTIONS
 PLACEMENTS = ("houlsby", "pfeiffer")
 PROJECTED = ("random", "pca", "gradient")
 PROBES, SKETCH, TOLERANCE = 4, 4, 1e-3
+ANEW = "for a new adapter with the settings of an old one's file, take dataclasses.replace(config)"
 
 
 @dataclass
@@ -35,14 +36,16 @@ class SNNKConfig(PeftConfig):
 
     Args:
         num_features: number m of features of an adapter; it trains dim * m + dim numbers.
-        feature_map: a name in FEATURE_MAPS; with "pca" and "gradient" the name of an activation.
+        feature_map: a name in FEATURE_MAPS; with "pca" and "gradient" the name of an activation. Random features of
+            activations other than relu are sines and cosines whatever the name, as A is trained and not made from f.
         projection: "random"; or "pca" or "gradient", directions that `snnk.adapters.fit_projections_` fills from data
             and that are random until then.
         rows: of random projections, a name in PROJECTIONS; "iid", the paper's, for the relu and arccos maps. With
             cos and other spectral ones, Gaussian rows let features grow like exp(|x|^2), past any float at |x| = 28.
         placement: "houlsby", behind attention and behind the feed-forward block, or "pfeiffer", behind the latter.
             Where neither this nor `target_modules` is given, "houlsby".
-        target_modules: names, endings of names or one regular expression of linear layers, instead of `placement`.
+        target_modules: names, endings of names or one regular expression of linear layers, or "all-linear", instead
+            of `placement`.
         exclude_modules: the same, of layers to leave out.
         layers_to_transform: numbers of the layers that get adapters; all without it.
         layers_pattern: name of the list of layers that the numbers are of, where a model has several.
@@ -86,8 +89,8 @@ class SNNKConfig(PeftConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # JSON has a plain string there; transformers reads files without `from_pretrained` below
-        self.from_file = self.peft_type is not None and not isinstance(self.peft_type, PeftType)
+        # a saved adapter has a plain string there, and is in inference mode; transformers reads files in its own way
+        self.from_file = self.inference_mode and type(self.peft_type) is str
         self.peft_type = PeftType("SNNK")
         self.num_features = _checks.positive_int(self.num_features, "num_features")
         _checks.choose(self.projection, PROJECTED, "projection")
@@ -116,6 +119,8 @@ class SNNKConfig(PeftConfig):
                 f"layers_pattern={self.layers_pattern!r} says where the numbers of layers_to_transform count; "
                 "give both, or neither"
             )
+        if self.train_projection and self.feature_map == "arccos0":
+            raise ValueError("features of arccos0 are steps, which no gradient moves: leave train_projection out")
         if isinstance(self.projection_seed, bool) or not isinstance(self.projection_seed, int):
             raise TypeError(f"projection_seed must be an integer; got {self.projection_seed!r}")
         if not self.save_projection and (self.projection != "random" or self.train_projection):
@@ -126,10 +131,7 @@ class SNNKConfig(PeftConfig):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, subfolder: str | None = None, **kwargs: Any) -> Any:
         """Read the configuration, and of a local folder the header of its weights: a bad file then changes nothing."""
         config = super().from_pretrained(pretrained_model_name_or_path, subfolder, **kwargs)
-        folder = Path(pretrained_model_name_or_path, subfolder or "")
-        config.file_shapes = read_header(folder)
-        if folder.is_dir() and config.file_shapes is None:
-            config.from_file = False  # settings for a new adapter: there are no weights to fit a projection to
+        config.file_shapes = read_header(Path(pretrained_model_name_or_path, subfolder or ""))
         return config
 
     def features_at(self, site: str) -> int:
@@ -214,15 +216,20 @@ def _waves(count: int, size: int) -> Tensor:
 
 
 def check_sums(config: SNNKConfig, site: str, feature_map: FeatureMap) -> None:
-    """Compare a draw with the checksum that the configuration has of it; one that was read from a file must have it."""
-    if config.projection_checksums is None:
-        if config.from_file:
-            raise ValueError(
-                f"the file has no projections (save_projection=False) and no projection_checksums to verify those "
-                f"that projection_seed={config.projection_seed} draws: its configuration was edited. Save it again"
-            )
+    """Compare a draw with the checksum that a configuration from a file has of it, and must have."""
+    if not config.from_file:  # saving leaves those of one model in a configuration that another may use
         return
-    stored, found = config.projection_checksums.get(site), checksum(feature_map)
+    if config.projection_checksums is None:
+        raise ValueError(
+            f"the file has no projections (save_projection=False) and no projection_checksums to verify those "
+            f"that projection_seed={config.projection_seed} draws: its configuration was edited. Save it again; "
+            f"{ANEW}"
+        )
+    compare_sums(site, config.projection_checksums.get(site), checksum(feature_map))
+
+
+def compare_sums(site: str, stored: Any, found: list[float]) -> None:
+    """Demand that the stored checksum is that of what was drawn."""
     try:
         same = all(abs(a - b) <= TOLERANCE for a, b in zip(stored or [], found, strict=True))
     except (TypeError, ValueError):  # no numbers, or not as many
@@ -230,5 +237,6 @@ def check_sums(config: SNNKConfig, site: str, feature_map: FeatureMap) -> None:
     if not same:
         raise ValueError(
             f"projection drawn for {site} has checksum {found}, the file's is {stored}: another model, a changed "
-            "configuration, or a random generator that draws differently. Save with save_projection=True instead"
+            "configuration, or a random generator that draws differently. Save with save_projection=True instead; "
+            f"{ANEW}"
         )

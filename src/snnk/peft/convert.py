@@ -24,15 +24,16 @@ from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 from snnk import _checks
+from snnk.adapters import mask_at, unchunked
 from snnk.hf.architectures import weight_of
 from snnk.hf.plan import evaluating, place
-from snnk.peft.layer import SNNKLayer
+from snnk.peft.layer import AdaptedLinear
 from snnk.peft.model import layers_of
 from snnk.ridge import RidgeStats
 
 HELD_OUT = 10  # one batch of so many is held out
 MOST_BYTES = 2**31  # of sums held at once; more layers take more passes over the batches
-Layers = list[tuple[str, SNNKLayer]]
+Layers = list[tuple[str, AdaptedLinear]]
 
 
 @dataclass(frozen=True)
@@ -160,11 +161,15 @@ def to_lora(
         for key, value in beside.items()
         if ".snnk_adapter." not in key
     }
+    names = [name for name, _ in layers]
+    endings = tuple(f".{name}" for name in names)  # PEFT takes names for endings too
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
     lora = LoraConfig(
         r=rank,
         lora_alpha=rank,
         lora_bias=lora_bias,
-        target_modules=[name for name, _ in layers],
+        target_modules=names,
+        exclude_modules=[n for n, _ in base.named_modules() if n not in names and n.endswith(endings)] or None,
         fan_in_fan_out=isinstance(bases[0], Conv1D),
         modules_to_save=config.modules_to_save,
         task_type=config.task_type,
@@ -219,13 +224,14 @@ def _errors(
 def _rows(model: Any, group: Layers, batches: list[Any], adapter_name: str) -> Iterator[tuple[str, Tensor, Tensor]]:
     """(layer, x (n, in), delta (n, out)) for each batch and layer, padding left out."""
     seen: list[tuple[str, Tensor, Tensor]] = []
-    mask: Tensor | None = None
+    masks: dict[str, Tensor | None] = {}
 
     def note(name: str, layer: Any, x: Tensor) -> None:
         d = layer.delta(adapter_name, layer.base_layer(x))
         x, d = (t.detach().flatten(0, -2).cpu() for t in (x, d))
         # compared by number, as OPT runs its blocks on (batch * tokens, d)
-        keep = slice(None) if mask is None or mask.numel() != len(x) else mask.bool().flatten()
+        mask = masks[name]
+        keep = slice(None) if mask is None or len(mask) != len(x) else mask.cpu()
         wide = torch.promote_types(x.dtype, torch.float32)
         seen.append((name, x[keep].to(wide), d[keep].to(wide)))
 
@@ -235,9 +241,9 @@ def _rows(model: Any, group: Layers, batches: list[Any], adapter_name: str) -> I
     ]
     try:
         for batch in batches:
-            mask = batch.get("attention_mask")
-            mask = None if mask is None else mask.cpu()
-            model(**place(batch, model))
+            masks.update((name, mask_at(name, batch, model)) for name, _ in group)
+            with unchunked(model):
+                model(**place(batch, model))
             yield from seen
             seen.clear()
     finally:
@@ -248,7 +254,7 @@ def _rows(model: Any, group: Layers, batches: list[Any], adapter_name: str) -> I
 @contextmanager
 def _only(model: Any, adapter_name: str) -> Iterator[None]:
     """One adapter active and enabled, without PEFT's change of requires_grad."""
-    layers = [layer for layer in model.modules() if isinstance(layer, SNNKLayer)]
+    layers = [layer for layer in model.modules() if isinstance(layer, AdaptedLinear)]
     before = [(layer._active_adapter, layer._disable_adapters) for layer in layers]
     try:
         for layer in layers:

@@ -1,4 +1,4 @@
-"""SNNKLayer: a linear layer of a frozen model, and the adapters behind it."""
+"""AdaptedLinear: a linear layer of a frozen model, and the adapters behind it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ NOT_MERGEABLE = (
 )
 
 
-class SNNKLayer(nn.Module, BaseTunerLayer):
+class AdaptedLinear(nn.Module, BaseTunerLayer):
     """y + sum of delta_a(y) over the active adapters a, with y the output of the layer that it stands for.
 
-    Each adapter reads y itself, as it did when it was trained alone, so that their order does not matter.
+    Each adapter reads y itself, as it did when it was trained alone, so that their order does not matter. PEFT's
+    "all-linear" knows the layers of a tuner by the word Linear in their class's name.
     """
 
     adapter_layer_names = ("snnk_adapter",)
@@ -29,6 +30,7 @@ class SNNKLayer(nn.Module, BaseTunerLayer):
         super().__init__()
         self.base_layer = base_layer
         self.out_features = out_features(self.get_base_layer())
+        self.cast_input_dtype_enabled = True  # peft.helpers sets it; `delta` casts all the same
         self.snnk_adapter = nn.ModuleDict()
         self._active_adapter = adapter_name
         self.update_layer(adapter_name, adapter)
@@ -36,7 +38,7 @@ class SNNKLayer(nn.Module, BaseTunerLayer):
     def update_layer(self, adapter_name: str, adapter: SNNKAdapter, inference_mode: bool = False) -> None:
         """Add an adapter, its trained values in the dtype of the base layer, as PEFT has it."""
         dtype: Any = getattr(self.get_base_layer().weight, "dtype", torch.float32)
-        if dtype.is_floating_point:
+        if dtype.is_floating_point and dtype.itemsize > 1:  # nothing trains in float8
             adapter.to(torch.promote_types(dtype, torch.float32))  # projections are never rounded
             for parameter in (adapter.weight, adapter.gate, adapter.bias):
                 if parameter is not None:
@@ -68,7 +70,7 @@ class SNNKLayer(nn.Module, BaseTunerLayer):
     def delta(self, adapter_name: str, y: Tensor) -> Tensor:
         """What one adapter adds to outputs y of the base layer: (*, dim) -> (*, dim)."""
         adapter: Any = self.snnk_adapter[adapter_name]
-        return adapter.delta(self._cast_input_dtype(y, adapter.feature_map.projection.dtype))
+        return adapter.delta(y.to(adapter.feature_map.projection.dtype))
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         raise ValueError(NOT_MERGEABLE)

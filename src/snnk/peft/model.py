@@ -26,20 +26,29 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from snnk.adapters import SNNKAdapter
-from snnk.hf.architectures import ARCHITECTURES, kind_of
-from snnk.peft.config import check_sums, checksum
-from snnk.peft.layer import NOT_MERGEABLE, SNNKLayer, out_features
+from snnk.hf.architectures import ARCHITECTURES, Architecture, kind_of
+from snnk.peft.config import ANEW, PLACEMENTS, check_sums, checksum, compare_sums
+from snnk.peft.layer import NOT_MERGEABLE, AdaptedLinear, out_features
 
-MOST_VALUES = 2**28  # of all adapters of one configuration, 1 GiB: checked before a file's sizes are believed
+# of all adapters of one configuration, 1 GiB, or as many as the model has: checked before a file's sizes are believed
+MOST_VALUES = 2**28
 DEPTH = {"tanh_power": 11}  # vectors that a feature draws, where that is more than one
-RESERVED = {"weight", "gate", "bias", "feature_map", "projection", "snnk_adapter"}  # parts of the names in a file
+RESERVED = {
+    "weight",
+    "gate",
+    "bias",
+    "checksum",
+    "feature_map",
+    "projection",
+    "snnk_adapter",
+}  # parts of the names in a file
 
 
 class SNNKModel(BaseTuner):
     """The PEFT tuner; made by `get_peft_model`, `PeftModel.from_pretrained` or a model's `add_adapter`."""
 
     prefix = "snnk_"
-    tuner_layer_cls = SNNKLayer
+    tuner_layer_cls = AdaptedLinear
     target_module_mapping: dict[str, list[str]] = {}  # noqa: RUF012, PEFT's own name; `placement` is used instead
 
     def _check_new_adapter_config(self, config: Any) -> None:
@@ -51,27 +60,31 @@ class SNNKModel(BaseTuner):
             )
 
     def _prepare_adapter_config(self, peft_config: Any, model_config: Any) -> Any:
-        if peft_config.target_modules is None:
-            peft_config.placement = peft_config.placement or "houlsby"
-            kind = kind_of(getattr(self.model, "config", None))
-            row = ARCHITECTURES.get(kind)
-            if row is None or row.attention is None:
-                raise ValueError(
-                    f"placement={peft_config.placement!r} is known for {', '.join(ARCHITECTURES)}; got a "
-                    f"{kind or type(self.model).__name__} model. Give target_modules, the names of its linear layers"
-                )
-            names = [row.down] if peft_config.placement == "pfeiffer" else [row.attention, row.down]
-            block = re.escape(row.block).replace(r"\{\}", r"\d+")
-            peft_config.target_modules = rf"(.*\.)?{block}\.({'|'.join(map(re.escape, names))})"
+        target, placement = peft_config.target_modules, peft_config.placement
+        if target is not None and (placement is None or peft_config.from_file):
+            return peft_config
+        # an earlier use of the configuration has left the names of its model there
+        if target is not None and not (isinstance(target, str) and target in _PLACED):
+            raise ValueError(f"got placement={placement!r} and target_modules={target!r}; give one of them")
+        peft_config.placement = placement = placement or "houlsby"
+        kind = kind_of(getattr(self.model, "config", None))
+        row = ARCHITECTURES.get(kind)
+        if row is None or row.attention is None:
+            raise ValueError(
+                f"placement={placement!r} is known for {', '.join(ARCHITECTURES)}; got a "
+                f"{kind or type(self.model).__name__} model. Give target_modules, the names of its linear layers"
+            )
+        peft_config.target_modules = _placed(row, placement)
         return peft_config
 
     @staticmethod
     def _check_target_module_exists(peft_config: Any, key: str) -> Any:
         found = check_target_module_exists(peft_config, key)
         wanted = peft_config.layers_to_transform
-        if not found or wanted is None or not isinstance(peft_config.target_modules, str):
+        names = peft_config.target_modules
+        if not found or wanted is None or not (isinstance(names, str) or key in names):
             return found
-        patterns = peft_config.layers_pattern or "[^.]*"  # PEFT counts layers for lists of names only
+        patterns = peft_config.layers_pattern or "[^.]*"  # PEFT counts layers for endings of names only
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
             match = re.match(rf"(?:^|.*?\.){pattern}\.(\d+)\.", key)
             if match:
@@ -88,10 +101,11 @@ class SNNKModel(BaseTuner):
             raise ValueError(f"feature_pattern {sorted(unused)} fits none of the layers {_some(sites)}")
         depth = DEPTH.get(peft_config.feature_map, 1) if peft_config.projection == "random" else 1
         values = sum(depth * dim * peft_config.features_at(site) for site, dim in sites.items())
-        if values > MOST_VALUES:
+        most = max(MOST_VALUES, sum(p.numel() for p in model.parameters()))
+        if values > most:
             raise ValueError(
                 f"{len(sites)} adapters of {peft_config.num_features} features have {values:.3g} values or more, "
-                f"{4 * values / 2**30:.3g} GiB; at most {MOST_VALUES:.3g} are made. Use fewer features"
+                f"{4 * values / 2**30:.3g} GiB; at most {most:.3g} are made. Use fewer features"
             )
         made = {site: peft_config.make_adapter(site, dim) for site, dim in sites.items()}
         for site, adapter in made.items():
@@ -123,6 +137,11 @@ class SNNKModel(BaseTuner):
             target = peft_config.target_modules
             where = "" if peft_config.layers_to_transform is None else f" in layers {peft_config.layers_to_transform}"
             wanted = target if isinstance(target, str) else sorted(target)
+            if peft_config.exclude_modules:
+                raise ValueError(
+                    f"target_modules={wanted}{where} fits no layer but those of "
+                    f"exclude_modules={peft_config.exclude_modules}; the linear layers are {_some(linear, 8)}"
+                )
             raise ValueError(f"target_modules={wanted}{where} fits no layer; {_near(wanted, linear)}")
         return found
 
@@ -140,10 +159,10 @@ class SNNKModel(BaseTuner):
         if adapter is None:  # a layer that only the state dict names, see BaseTuner.inject_adapter
             base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
             adapter = peft_config.make_adapter(current_key, out_features(base))
-        if isinstance(target, SNNKLayer):
+        if isinstance(target, AdaptedLinear):
             target.update_layer(adapter_name, adapter, inference_mode=peft_config.inference_mode)
             return
-        layer = SNNKLayer(target, adapter_name, adapter)
+        layer = AdaptedLinear(target, adapter_name, adapter)
         if adapter_name not in self.active_adapters:
             layer.requires_grad_(False)
         self._replace_module(parent, target_name, layer, target)
@@ -194,7 +213,9 @@ class SNNKModel(BaseTuner):
                 )
             sums[site] = checksum(drawn)
         config.projection_checksums = sums
-        return {name: tensor for name, tensor in found.items() if ".feature_map." not in name}
+        found = {name: tensor for name, tensor in found.items() if ".feature_map." not in name}
+        ending = f".snnk_adapter.{adapter_name}.checksum"  # the model's own may be rounded to half precision by now
+        return found | {n: torch.tensor(sums[_site(n, ending)]) for n in found if n.endswith(ending)}
 
     @classmethod
     def _remap_adapter_state_dict_for_load(
@@ -207,14 +228,35 @@ class SNNKModel(BaseTuner):
             if f".snnk_adapter.{adapter_name}." in name
         }
         _compare(expected, {name: tuple(t.shape) for name, t in found.items()})
+        if not config.save_projection:  # PEFT reads no configuration for an adapter that is there
+            ending = f".snnk_adapter.{adapter_name}.checksum"
+            stored = {_site(name, ending): tensor for name, tensor in found.items() if name.endswith(ending)}
+            for site, layer in layers_of(model, adapter_name):
+                adapter: Any = layer.snnk_adapter[adapter_name]
+                compare_sums(site, stored[site].tolist(), checksum(config.make_feature_map(site, adapter.dim)))
         return found
 
 
-def layers_of(model: Any, adapter_name: str) -> list[tuple[str, SNNKLayer]]:
+def _placed(row: Architecture, placement: str) -> str:
+    """The regular expression of the layers that adapters stand behind."""
+    names = [row.down] if placement == "pfeiffer" else [str(row.attention), row.down]
+    block = re.escape(row.block).replace(r"\{\}", r"\d+")
+    return rf"(.*\.)?{block}\.({'|'.join(map(re.escape, names))})"
+
+
+_PLACED = {_placed(row, placement) for row in ARCHITECTURES.values() for placement in PLACEMENTS}
+
+
+def layers_of(model: Any, adapter_name: str) -> list[tuple[str, AdaptedLinear]]:
     """The layers of a model, wrapped by PEFT or not, that have the adapter, with their names in the bare model."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    found = ((name, layer) for name, layer in base.named_modules() if isinstance(layer, SNNKLayer))
+    found = ((name, layer) for name, layer in base.named_modules() if isinstance(layer, AdaptedLinear))
     return [(_plain(name), layer) for name, layer in found if adapter_name in layer.snnk_adapter]
+
+
+def _site(name: str, ending: str) -> str:
+    """The layer that a tensor of a PEFT model's state dict belongs to."""
+    return _plain(name.removesuffix(ending).removeprefix("base_model.model."))
 
 
 def _plain(name: str) -> str:
@@ -241,6 +283,8 @@ def _stored(adapter: SNNKAdapter) -> Iterator[tuple[str, Tensor]]:
 
 
 def _not_saved(adapter: SNNKAdapter) -> None:
+    """Leave the feature map out of the state dict, but for a checksum."""
+    adapter.register_buffer("checksum", torch.tensor(checksum(adapter.feature_map), device="cpu"))
     for name, buffer in list(adapter.feature_map.named_buffers()):
         adapter.feature_map.register_buffer(name, buffer, persistent=False)
 
@@ -258,13 +302,13 @@ def _compare(expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, .
     if missing or unknown:
         raise ValueError(
             f"the file is of an adapter for another model or configuration: it lacks {_some(missing)} and has "
-            f"{_some(unknown)} beside what the model takes"
+            f"{_some(unknown)} beside what the model takes; {ANEW}"
         )
     for name, shape in expected.items():
         if found[name] != shape:
             raise ValueError(
                 f"{name} is {found[name]} in the file and {shape} in the model: the adapter is of a model of another "
-                "size, or its configuration was changed"
+                f"size, or its configuration was changed; {ANEW}"
             )
 
 
