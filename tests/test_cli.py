@@ -76,11 +76,28 @@ def test_rows_that_are_there_are_told_of(capsys, tmp_path, monkeypatch):
 
     module = EXPERIMENTS["pointwise"]
     monkeypatch.setattr(module, "run", stop)
-    for config, line in ((module.QUICK, "1 rows are there from commit abc"), (module.Config(), "they go to")):
+    for config, line in ((module.QUICK, "1 rows are there from commit abc"), (module.Config(), "it goes to")):
         Results(tmp_path / "pointwise.json", config, resume=False, source=NO_DATA).add({"commit": "abc"})
         code, out, err = run(capsys, "reproduce", "pointwise", "--quick", "--out", str(tmp_path))
         assert code == 2 and "stopped" in err and line in out
     assert len(list(tmp_path.iterdir())) == 1  # moved only when a row comes
+
+
+def test_reproduce_refuses_at_once_what_would_fail_later(capsys, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    code, _, err = run(capsys, "reproduce", "mnist", "--quick", "--out", str(tmp_path / "file" / "x"))
+    assert code == 2 and f"{tmp_path / 'file'} is no folder that can be written to" in err
+    code, _, err = run(capsys, "reproduce", "mnist", "--all", "--quick", "--out", str(tmp_path))
+    assert code == 2 and "got 'mnist' and --all" in err
+
+
+def test_ctrl_c_says_how_to_go_on(capsys, tmp_path, monkeypatch):
+    def stop(config, results, source):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EXPERIMENTS["pointwise"], "run", stop)
+    code, _, err = run(capsys, "reproduce", "pointwise", "--quick", "--out", str(tmp_path))
+    assert code == 130 and "interrupted; the same command goes on where it was" in err
 
 
 def test_reproduce_list(capsys):

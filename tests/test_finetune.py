@@ -203,6 +203,24 @@ def test_figures_are_of_the_model_that_is_saved(root, tmp_path):
         finetune(make_config(root, tmp_path / "out", resume=True))
 
 
+@pytest.mark.parametrize("options", [{"method": "lora", "pooling": "model"}, {"method": "lora", "bf16": True}])
+def test_validation_figures_are_of_the_model_that_is_saved(root, tmp_path, options):
+    """Also where the files of the model have no pooler, and where it is trained in bfloat16."""
+    save(transformers.BertForMaskedLM, tmp_path / "bert")
+    held = write(tmp_path / "held.tsv", *make_rows(80, seed=2))
+    train = write(tmp_path / "train.tsv", *make_rows())
+    options = {"train": train, "validation": held, "test": None, "features": 4, **options}
+    done = finetune(make_config(tmp_path, tmp_path / "out", **options))
+    loaded = [load(tmp_path / "out")[0] for _ in range(2)]
+    assert torch.equal(*map(outputs, loaded)) and torch.equal(outputs(loaded[0]), outputs(done.model))
+    assert done.metrics["parameters"]["trained"] == TRAINED["lora"]  # a random pooler is saved, not trained
+    texts, labels = make_rows(80, seed=2)
+    data = encode_texts(make_tokenizer(), texts, None, torch.tensor(labels), 64)
+    scores = evaluate(loaded[0], data, ("accuracy",), 32)
+    assert done.metrics["scores"]["validation"]["accuracy"] == scores["accuracy"]
+    assert done.metrics["scores"]["validation"]["loss"] == pytest.approx(scores["loss"])
+
+
 def test_the_closed_form_start_is_better_than_a_random_one(root, tmp_path):
     losses = {}
     for start in ("closed-form", "random"):
@@ -224,7 +242,7 @@ def test_no_steps_leave_the_closed_form(root, tmp_path, monkeypatch):
     assert found["classifier_start"]["rows"] > 100 and found["scores"]["validation"]["loss"] < 0.65
     model, _ = load(tmp_path / "out")
     assert model.classifier.weight.any()
-    with pytest.raises(ValueError, match="max_steps must be a positive integer; got -1"):
+    with pytest.raises(ValueError, match="max_steps must be 0 or more; got -1"):
         make_config(root, tmp_path / "none", max_steps=-1).settings(images=False, large=False)
 
 
@@ -632,11 +650,18 @@ def test_bad_input_to_train(data):
         ({"classifier_start": "zero"}, "unknown classifier start"),
         ({"task": "cola"}, "give either train"),
         ({"train": None}, "give either train"),
+        (
+            {"train": None, "task": "cola", "data_dir": ".", "regression": True},
+            "leave out text='sentence', regression=True",
+        ),
+        ({"max_steps": -1}, "max_steps must be 0 or more; got -1"),
+        ({"max_length": 1}, "above the 1 special tokens of a row; got 1"),
+        ({"train": "{root}/twice.csv"}, "twice.csv has several columns 'label'"),
         ({"features": 3}, "has no features"),
         ({"method": "bundled"}, "own pooler"),
         ({"epochs": 0}, "epochs must be a positive integer"),
         ({"validation_share": 1.0}, "between 0 and 1"),
-        ({"text": "body"}, r"no column 'body' in .*; its columns are sentence, label"),
+        ({"text": "body"}, r"no column 'body' in .*; its columns are 'sentence', 'label'"),
         ({"text_pair": "other"}, r"no column 'other'"),
         ({"label": "score"}, r"no column 'score'"),
         ({"train": "{root}/empty.tsv"}, "is empty: it has no rows"),
@@ -653,6 +678,11 @@ def test_bad_input_to_train(data):
         ({"validation_share": 0.01}, "4 of each are needed"),
         ({"model": "{root}/none"}, "none has no tokenizer that can be loaded"),
         ({"model": "{root}/t5"}, "cannot be loaded as a classifier"),
+        (
+            {"model": "{root}/albert", "method": "snnk", "features": 4, "pooling": "model"},
+            "got a 'albert' model: use lora",
+        ),
+        ({"model": "{root}/xlnet", "pooling": "model"}, "is an XLNet, which classifies by the last position"),
         ({"out": "{root}/bert"}, "exists already"),
         ({"out": "{root}/train.tsv/x"}, "cannot be made"),
     ],
@@ -661,11 +691,18 @@ def test_bad_options(root, tmp_path, options, message):
     (root / "empty.tsv").write_text("sentence\tlabel\n")
     (root / "nothing.csv").touch()
     (root / "nothing.jsonl").touch()
+    (root / "twice.csv").write_text("label,sentence,label\n0,w1,1\n")
     write(root / "one.tsv", make_rows()[0], ["a"] * 160)
     if "t5" in str(options) and not (root / "t5").exists():
         config = transformers.MarianConfig(d_model=8, vocab_size=43, pad_token_id=0, decoder_start_token_id=0)
         config.save_pretrained(root / "t5")
         make_tokenizer().save_pretrained(root / "t5")
+    if "albert" in str(options):
+        save(transformers.AlbertModel, root / "albert", embedding_size=8)
+    if "xlnet" in str(options):
+        config = transformers.XLNetConfig(d_model=16, n_layer=1, n_head=2, d_inner=16, vocab_size=43)
+        transformers.XLNetModel(config).save_pretrained(root / "xlnet")
+        make_tokenizer().save_pretrained(root / "xlnet")
     options = {k: v.format(root=root) if isinstance(v, str) else v for k, v in options.items()}
     out, model = options.pop("out", tmp_path / "out"), options.pop("model", str(root / "bert"))
     before = sorted(path.name for path in tmp_path.iterdir())

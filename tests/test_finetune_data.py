@@ -72,9 +72,10 @@ def test_lines_of_glue_may_have_more_values(tmp_path):
 
 
 def test_the_text_column_is_the_first_of_strings():
-    assert text_column(COLUMNS, "label", "f") == "body"
+    assert text_column(COLUMNS, ["label"], "f") == "body"
+    assert text_column({"b": ["x"], "a": ["y"], "label": ["z"]}, ["label", "b"], "f") == "a"
     with pytest.raises(ValueError, match="no column of f has texts; its columns are id"):
-        text_column({"id": ["1"]}, "label", "f")
+        text_column({"id": ["1"]}, ["label"], "f")
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,7 @@ def test_the_text_column_is_the_first_of_strings():
         ("a.tsv", "a\tb\n1\t2\t3\n", "row 2, has 3 values for the 2 columns a, b; take tabs out"),
         ("a.csv", "a,b\n1,x\n1,hello, world\n", "row 3, has 3 values for the 2 columns a, b; quote values with commas"),
         ("a.tsv.csv", "a,b\n1,hello, world\n", "quote values with commas"),
+        ("a.csv", "text,text,label\n1,x,0\n", "has several columns 'text'; give each a name of its own"),
         ("a.parquet.gz", "", r"is none of .tsv, .csv, .jsonl, .ndjson, plain or .gz, and .parquet"),
         ("a.jsonl", '{"a": 1}\n{', "line 2, is no JSON"),
         ("a.jsonl", "[1]\n", "must be an object"),
@@ -96,6 +98,11 @@ def test_bad_files(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
         read_columns(tmp_path / name)
+
+
+def test_values_may_be_long(tmp_path):
+    (tmp_path / "a.csv").write_text(f"text,label\n{'x' * 200_000},1\n")
+    assert len(read_columns(tmp_path / "a.csv")["text"][0]) == 200_000
 
 
 @pytest.mark.parametrize("harm", [lambda raw: raw[:-12], lambda raw: raw[:10] + bytes([raw[10] | 6]) + raw[11:]])
@@ -156,6 +163,7 @@ def test_labels_are_told_apart(values, names):
         ([], "f is empty"),
         (["a", None, ""], "2 rows of 3 without a label, the first is row 2"),
         ([0.5, float("nan")], "1 rows of 2 without a label"),
+        (["0.5", "1.5", "NaN"], "are numbers but for NaN; leave these out"),
         (["a", "a"], "all labels of f are 'a'"),
         (["a", "b", "c", "d"], "4 classes in 4 rows"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,6 +19,13 @@ from snnk.experiments.data import NO_DATA, Source, needs_data
 from snnk.experiments.records import Results, save_figure
 
 Show = Callable[[str, dict[str, str], Any], Table]
+
+
+def check_out(out: Path) -> None:
+    """Refuse a folder that cannot be written to before hours of work."""
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise PermissionError(f"rows cannot be written to {out}: {there} is no folder that can be written to")
 
 
 def list_experiments(console: Console) -> None:
@@ -72,11 +80,10 @@ def reproduce(
         config = replace(config, seeds=seeds)
     names = source.names if needs_data(experiment.NEEDS) else NO_DATA
     results = Results(out / f"{name}.json", config, source=names)
-    others = Counter(row["commit"] for row in results if row.get("commit") != results.environment["commit"])
-    for commit, count in others.items():
-        _say(console, f"{count} rows are there from commit {commit}; for new ones name another --out")
+    for commit, count in Counter(row.get("commit") or "none" for row in results).items():
+        _say(console, f"{count} rows are there from commit {commit}; for others name another --out")
     if results.aside is not None:
-        _say(console, f"rows of another configuration are in {results.path}: they go to {results.aside}")
+        _say(console, f"{results.path} is of another configuration: with the first new row it goes to {results.aside}")
     if results.back is not None:
         _say(console, f"rows of this configuration are in {results.back}: they come back to {results.path}")
     start = time.perf_counter()

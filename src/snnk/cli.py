@@ -23,7 +23,7 @@ except ImportError as missing:
 import snnk
 from snnk import _checks, stream
 from snnk._cli_finetune import finetune_command
-from snnk._cli_reproduce import list_experiments, reproduce, reproduce_all
+from snnk._cli_reproduce import check_out, list_experiments, reproduce, reproduce_all
 from snnk.activations import ACTIVATIONS
 from snnk.experiments import EXPERIMENTS, estimate
 from snnk.experiments.data import Source
@@ -174,7 +174,10 @@ def reproduce_command(
         return
     if not name and not everything:
         raise ValueError(f"name an experiment: {', '.join(EXPERIMENTS)}; or see snnk reproduce --list")
+    if name and everything:
+        raise ValueError(f"got {name!r} and --all; leave one of them out")
     source = Source(data_dir, model)
+    check_out(out)
     if not everything:
         chosen = _checks.choose(name, EXPERIMENTS, "experiment")
         _wrote(*reproduce(chosen, source, out, console, _table, quick=quick, seeds=seeds))
@@ -397,6 +400,9 @@ def demo(out: Annotated[Path, typer.Option(help="Folder for the models and the r
     _wrote(out / "report.html")
 
 
+INTERRUPTED = 130
+
+
 def main(args: list[str] | None = None) -> None:
     """Entry point: like `app()`, but every user error is one line on stderr and exit code 2."""
     try:
@@ -404,12 +410,13 @@ def main(args: list[str] | None = None) -> None:
     except UserError as error:
         sys.exit(_fail(error.format_message()))
     except (typer.Abort, KeyboardInterrupt):
+        code = INTERRUPTED
+    except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
+        sys.exit(_fail(str(error)))
+    if code == INTERRUPTED:  # Typer turns Ctrl-C into it
         command = next(iter(sys.argv[1:] if args is None else args), "")
         told = {"fit": "goes on where it was", "reproduce": "goes on where it was", "finetune": "with --resume goes on"}
         sys.stderr.write(f"snnk: interrupted; the same command {told.get(command, 'starts anew')}\n")
-        sys.exit(130)
-    except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
-        sys.exit(_fail(str(error)))
     sys.exit(code if isinstance(code, int) else 0)
 
 

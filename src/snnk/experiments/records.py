@@ -149,6 +149,8 @@ class Stored(Results):
     def __init__(self, path: Path) -> None:
         try:
             stored = json.loads(path.read_text())
+            if not isinstance(stored["config"], dict):
+                raise TypeError("config is no object")
             self.config, self.environment = dict(stored["config"]), {"snnk": "", **stored["environment"]}
             self.source = dict(stored.get("source", {}))
             last = _digest(stored["environment"])

@@ -78,6 +78,12 @@ class FinetuneConfig:
             raise ValueError(
                 "give either train, a file, a folder or a hub name; or task and data_dir, for GLUE's files"
             )
+        if self.task is not None:
+            given = {"text": self.text, "text_pair": self.text_pair, "regression": self.regression}
+            given |= {} if self.label == "label" else {"label": self.label}
+            told = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+            if told:
+                raise ValueError(f"task {self.task!r} has columns and labels of its own; leave out {', '.join(told)}")
         method = METHODS[self.method]
         if self.features is not None and method.features is None:
             raise ValueError(f"method {self.method!r} has no features to choose a number of; leave it out")

@@ -29,6 +29,7 @@ from snnk.tables import Table
 
 POOL = 50  # batches whose rows are sorted by length together
 FEWEST = 4  # rows of a part of the data
+NO_NUMBERS = {"nan", "na", "n/a", "none", "null", "inf", "-inf", "+inf"}  # what tables have in place of a number
 GLUE_HUB = "nyu-mll/glue"
 GLUE_WHERE = "gluebenchmark.com/tasks, a folder a task, such as CoLA/train.tsv and CoLA/dev.tsv"
 
@@ -174,9 +175,13 @@ def _kind(path: Path) -> tuple[str, bool]:
 
 
 def _separated(file: Iterable[str], path: Path, columns: Sequence[str] | None, glue: bool) -> dict[str, list[Any]]:
+    csv.field_size_limit(2**31 - 1)  # of Python 131,072 characters: a long document has more
     tabs = _kind(path)[0] == ".tsv"
     rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(file)
     header = list(columns) if columns else next(rows, [])
+    twice = [name for name, times in Counter(header).items() if times > 1]
+    if twice:
+        raise ValueError(f"{path} has several columns {', '.join(map(repr, twice))}; give each a name of its own")
     found: dict[str, list[Any]] = {name: [] for name in header}
     for number, row in enumerate(rows, 1 if columns else 2):
         if not row:
@@ -234,7 +239,7 @@ def column_of(columns: Mapping[str, list[Any]], name: str, source: Any) -> list[
     """A column, or an error that shows those there are."""
     _has_rows(columns, source)
     if name not in columns:
-        raise ValueError(f"no column {name!r} in {source}; its columns are {', '.join(columns) or 'none'}")
+        raise ValueError(f"no column {name!r} in {source}; its columns are {', '.join(map(repr, columns)) or 'none'}")
     return columns[name]
 
 
@@ -243,11 +248,11 @@ def _has_rows(columns: Mapping[str, list[Any]], source: Any) -> None:
         raise ValueError(f"{source} is empty: it has no rows")
 
 
-def text_column(columns: Mapping[str, list[Any]], label: str, source: Any) -> str:
-    """The first column of strings that are no numbers, as users mean when they name none."""
+def text_column(columns: Mapping[str, list[Any]], others: Sequence[str | None], source: Any) -> str:
+    """The first column of strings that are no numbers, as users mean when they name none; `others` are not meant."""
     _has_rows(columns, source)
     for name, values in columns.items():
-        if name != label and any(isinstance(v, str) and _as_number(v) is None for v in values[:100]):
+        if name not in others and any(isinstance(v, str) and _as_number(v) is None for v in values[:100]):
             return name
     raise ValueError(f"no column of {source} has texts; its columns are {', '.join(columns) or 'none'}")
 
@@ -273,7 +278,10 @@ class Labels:
         numbers = [_as_number(v) for v in values]
         if regression is None:
             decimal = any(isinstance(v, float) or (isinstance(v, str) and not _is_integer(v)) for v in values)
-            regression = decimal and None not in numbers
+            odd = {str(v) for v, number in zip(values, numbers, strict=True) if number is None}
+            if decimal and odd and {v.strip().lower() for v in odd} <= NO_NUMBERS:
+                raise ValueError(f"labels of {source} are numbers but for {', '.join(sorted(odd))}; leave these out")
+            regression = decimal and not odd
         if regression:
             return cls(None)
         names = sorted(
@@ -343,6 +351,9 @@ def encode_texts(
         labels: (n,).
         max_length: tokens of one row.
     """
+    special = tokenizer.num_special_tokens_to_add(pair=pairs is not None)
+    if max_length <= special:  # the tokenizer would not cut at all
+        raise ValueError(f"max_length must be above the {special} special tokens of a row; got {max_length}")
     rows: list[dict[str, list[int]]] = []
     for start in range(0, len(texts), 1000):
         part = [["" if t is None else str(t) for t in col[start : start + 1000]] for col in (texts, pairs or [])]

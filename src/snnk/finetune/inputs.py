@@ -92,7 +92,7 @@ def read(config: FinetuneConfig, processor: Any, images: bool) -> Inputs:
             found = read_columns(source, columns, glue=config.task is not None)
             if config.task == "cola" and "index" in found.get("source", [])[:1]:
                 raise ValueError(f"{source} is GLUE's test file, which has no labels; take the dev file")
-            text = text or text_column(found, label, source)
+            text = text or text_column(found, (label, pair), source)
             values = column_of(found, label, source)
             pairs = None if pair is None else column_of(found, pair, source)
             tables.append((column_of(found, text, source), pairs, values, source))

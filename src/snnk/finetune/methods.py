@@ -18,6 +18,7 @@ from transformers import AutoModel
 
 from snnk import hf
 from snnk.adapters import fit_projections_
+from snnk.hf.architectures import kind_of
 
 # query and value (and key) projections of attention, where PEFT has no row for the architecture
 ATTENTION = (("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("q_lin", "k_lin", "v_lin"), ("q", "k", "v"))
@@ -34,6 +35,7 @@ class Setup:
     batches: Callable[..., Iterable[dict[str, Tensor]]]  # labelled training rows, so many if given, to go over once
     layers: str | None = None  # of `uptrain`
     report: Callable[[hf.HeadReport], None] = lambda found: None  # gets what a head of the paper stores
+    drawn: tuple[str, ...] = ()  # modules inside the base model that its files do not have
 
 
 def nothing(model: Any, setup: Setup) -> Any:
@@ -103,9 +105,11 @@ def full(model: Any, setup: Setup) -> Any:
 def _peft(model: Any, config: Any, setup: Setup) -> Any:
     from peft import get_peft_model
 
-    config.modules_to_save = heads(model)
+    config.modules_to_save = [*heads(model), *setup.drawn]  # a reader of the adapter would draw them anew
     config.task_type = None if setup.images else "SEQ_CLS"
     found = get_peft_model(model, config)
+    for name in setup.drawn:
+        model.get_submodule(name).requires_grad_(False)
     config.modules_to_save = list(dict.fromkeys(config.modules_to_save))  # PEFT adds its own names to them
     return found
 
@@ -155,6 +159,10 @@ def snnk_adapter(*, fit: bool = False, **options: Any) -> Callable[[Any, Setup],
     def wrap(model: Any, setup: Setup) -> Any:
         from snnk.peft import SNNKConfig
 
+        kind = kind_of(model.config)
+        if kind not in hf.ARCHITECTURES:
+            known = ", ".join(hf.ARCHITECTURES)
+            raise ValueError(f"adapters have places in {known}; got a {kind!r} model: use lora, bitfit or full there")
         found = _peft(model, SNNKConfig(num_features=setup.features, projection_seed=setup.seed, **options), setup)
         return fit_projections_(found, setup.batches()) if fit else found
 

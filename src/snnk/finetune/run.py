@@ -111,7 +111,7 @@ def finetune(
 
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)  # of new classifiers, which transformers draws from the global generator
-        model = _load(config, inputs.labels, images, say)
+        model, drawn = _load(config, inputs.labels, images, say)
         if not images:
             _tell_padding(model, processor)
         setup = Setup(
@@ -122,6 +122,7 @@ def finetune(
             lambda rows=FIT_ROWS: _some(inputs.train, config.seed, rows),
             config.layers,
             report,
+            drawn,
         )
         model.eval()
         model = method.edit(model, setup)
@@ -152,6 +153,8 @@ def finetune(
     if method.finish is not nothing:  # merging and bundling are exact but for rounding: let readers see it
         scores["validation"] = evaluate(model, inputs.validation, inputs.metrics, settings.batch_size)
         finish = {"validation_before": best, "validation_after": scores["validation"]}
+    elif config.bf16:  # training measures in bfloat16; the test, and users of what is saved, in float32
+        scores["validation"] = evaluate(model, inputs.validation, inputs.metrics, settings.batch_size)
     if inputs.test is not None:
         scores["test"] = evaluate(model, inputs.test, inputs.metrics, settings.batch_size)
     adapter = hasattr(model, "peft_config")
@@ -252,7 +255,10 @@ def _reset(base: bool) -> dict[str, Any]:
     return {"ignore_mismatched_sizes": True} if base else {}
 
 
-def _load(config: FinetuneConfig, labels: Labels, images: bool, say: Callable[[str], None]) -> Any:
+def _load(
+    config: FinetuneConfig, labels: Labels, images: bool, say: Callable[[str], None]
+) -> tuple[Any, tuple[str, ...]]:
+    """The model, and the modules inside its base model that its files do not have, drawn at random."""
     kind = _kind(images, config.pooling == "mean")
     try:
         model, info = kind.from_pretrained(
@@ -268,13 +274,16 @@ def _load(config: FinetuneConfig, labels: Labels, images: bool, say: Callable[[s
         raise ValueError(f"{config.model} cannot be loaded as a classifier of {what}: {error}") from error
     if Path(config.model).is_dir():
         model.name_or_path = str(Path(config.model).resolve())  # an adapter is loaded from anywhere
-    inside = sorted(key for key in info["missing_keys"] if key.startswith(f"{model.base_model_prefix}."))
-    if inside and config.pooling == "model":
-        say(f"note: the files have no {', '.join(inside)}; these are random. --pooling mean does without a pooler")
-    wrong = [key for key, *_ in info["mismatched_keys"] if not _may_differ(model, key)]
+    if model.config.model_type == "xlnet":
+        raise ValueError(f"{config.model} is an XLNet, which classifies by the last position of a row, padding or not")
+    other = [key for key, *_ in info["mismatched_keys"]]
+    wrong = [key for key in other if not _may_differ(model, key)]
     if wrong:
         raise ValueError(f"{config.model} does not fit its own configuration: {', '.join(wrong)} have other shapes")
-    return model
+    inside = sorted(k for k in {*info["missing_keys"], *other} if k.startswith(f"{model.base_model_prefix}."))
+    if inside and config.pooling == "model":
+        say(f"note: the files have no {', '.join(inside)}; these are random. --pooling mean does without a pooler")
+    return model, tuple(dict.fromkeys(key.rpartition(".")[0] for key in inside))
 
 
 def _tell_padding(model: Any, processor: Any) -> None:

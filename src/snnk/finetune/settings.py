@@ -47,8 +47,10 @@ class Settings:
         _checks.positive(self.learning_rate, "learning_rate")
         for name in ("batch_size", "epochs", "max_steps", "patience"):
             value = getattr(self, name)
-            none = name == "max_steps" and type(value) is int and value == 0
-            if value is not None and not none:
+            if name == "max_steps" and type(value) is int and value <= 0:
+                if value < 0:
+                    raise ValueError(f"max_steps must be 0 or more; got {value}")
+            elif value is not None:
                 _checks.positive_int(value, name)
         _checks.choose(self.optimizer, OPTIMIZERS, "optimizer")
         _checks.choose(self.schedule, SCHEDULES, "schedule")
