@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import numbers
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -81,6 +83,13 @@ def layer_weights(weight: Tensor, bias: Tensor | None, in_features: int) -> tupl
     if bias.ndim != 1:
         raise ValueError(f"bias must be ({weight.shape[0]},); got shape {tuple(bias.shape)}")
     return weight.double(), bias.double()
+
+
+def writable(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written to, before any work."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise PermissionError(f"{folder} cannot be made: {there} is no folder that can be written to")
 
 
 def safetensors() -> Any:

@@ -23,7 +23,7 @@ import transformers
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedModel
 
 import snnk
-from snnk import hf
+from snnk import _checks, hf
 from snnk.hf import report as pages
 from snnk.hf.agreement import Outputs, probe
 from snnk.hf.counting import positions, stored
@@ -172,9 +172,7 @@ def check_out(out: Path) -> None:
     """Refuse an output folder that exists or cannot be made, before any work."""
     if out.exists() or out.is_symlink():
         raise FileExistsError(f"--out {out} exists already; name a folder that does not")
-    parent = next(p for p in out.absolute().parents if p.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise PermissionError(f"--out {out} cannot be made: {parent} is no folder that can be written to")
+    _checks.writable(out)
 
 
 def load(folder: Path, say: Callable[[str], None]) -> tuple[Any, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,13 +18,6 @@ from snnk.experiments.data import NO_DATA, Source, needs_data
 from snnk.experiments.records import Results, save_figure
 
 Show = Callable[[str, dict[str, str], Any], Table]
-
-
-def check_out(out: Path) -> None:
-    """Refuse a folder that cannot be written to before hours of work."""
-    there = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise PermissionError(f"rows cannot be written to {out}: {there} is no folder that can be written to")
 
 
 def list_experiments(console: Console) -> None:

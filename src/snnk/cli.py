@@ -23,7 +23,7 @@ except ImportError as missing:
 import snnk
 from snnk import _checks, stream
 from snnk._cli_finetune import finetune_command
-from snnk._cli_reproduce import check_out, list_experiments, reproduce, reproduce_all
+from snnk._cli_reproduce import list_experiments, reproduce, reproduce_all
 from snnk.activations import ACTIVATIONS
 from snnk.experiments import EXPERIMENTS, estimate
 from snnk.experiments.data import Source
@@ -177,7 +177,7 @@ def reproduce_command(
     if name and everything:
         raise ValueError(f"got {name!r} and --all; leave one of them out")
     source = Source(data_dir, model)
-    check_out(out)
+    _checks.writable(out)
     if not everything:
         chosen = _checks.choose(name, EXPERIMENTS, "experiment")
         _wrote(*reproduce(chosen, source, out, console, _table, quick=quick, seeds=seeds))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import os
 import platform
 import shutil
 import uuid
@@ -29,7 +28,7 @@ from transformers import (
 )
 
 import snnk
-from snnk import hf
+from snnk import _checks, hf
 from snnk.finetune.card import model_card
 from snnk.finetune.config import FinetuneConfig
 from snnk.finetune.data import Data, Labels
@@ -221,9 +220,7 @@ def check_out(out: Path, checkpoint: Path, resume: bool) -> None:
         raise FileExistsError(f"{out} exists already{done}; name a folder that does not")
     if checkpoint.exists() and not resume:
         raise FileExistsError(f"{checkpoint} is of a run that was stopped: go on with resume, or delete it")
-    parent = next(p for p in out.absolute().parents if p.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise PermissionError(f"{out} cannot be made: {parent} is no folder that can be written to")
+    _checks.writable(out)
 
 
 def _processor(source: str, images: bool) -> Any:
