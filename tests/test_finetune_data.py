@@ -100,6 +100,11 @@ def test_bad_files(tmp_path, name, content, message):
         read_columns(tmp_path / name)
 
 
+def test_a_table_may_end_in_empty_columns(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label,,\nx,1,,\n")
+    assert read_columns(tmp_path / "a.csv")["label"] == ["1"]
+
+
 def test_values_may_be_long(tmp_path):
     (tmp_path / "a.csv").write_text(f"text,label\n{'x' * 200_000},1\n")
     assert len(read_columns(tmp_path / "a.csv")["text"][0]) == 200_000
@@ -143,6 +148,8 @@ def test_what_is_no_file_is_a_hub_name(monkeypatch):
         ([1, 0, 1, 0], ("0", "1")),
         ([True, False] * 2, ("0", "1")),
         (["5.000", "3"] * 2, None),
+        (["0", "1", "none"] * 4, ("0", "1", "none")),
+        (["none", "na"] * 4, ("na", "none")),
         ([0.5, 1.0, 2.0, 3.0], None),
         (["1.5", "x"] * 2, ("1.5", "x")),
     ],

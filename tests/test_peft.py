@@ -115,12 +115,15 @@ def test_layers_and_patterns():
         several.add_adapter("second", SNNKConfig(num_features=4, target_modules="all-linear"))
         assert names(several, "second") == names(everything)
     assert len(count(target_modules="all-linear", layers_to_transform=[1])) == 6
+    layers = torch.nn.ModuleDict({"layers": torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(2))})
+    options = {"target_modules": "all-linear", "layers_to_transform": [1]}
+    assert names(get_peft_model(layers, SNNKConfig(num_features=4, **options))) == ["layers.1"]
     model = adapted(trained=False, feature_pattern={r"layer\.1\..*": 6, "layer.0.output.dense": 2})
     assert [layer.snnk_adapter["default"].num_features for _, layer in layers_of(model, "default")] == [4, 2, 6, 6]
 
 
 def test_a_configuration_can_be_used_again(tmp_path):
-    """Whatever an earlier model has left in it: names of layers, checksums of its projections."""
+    """An earlier model has left names of layers in it, and checksums of its projections."""
     config = SNNKConfig(num_features=4, save_projection=False)
     for row in ("bert", "gpt2"):
         model = get_peft_model(make(row), config)
@@ -132,7 +135,13 @@ def test_a_configuration_can_be_used_again(tmp_path):
     options = {"peft_type": "SNNK", "num_features": 4, "save_projection": False}
     assert len(names(get_peft_model(make("bert"), get_peft_config(options)))) == 4
     read = PeftConfig.from_pretrained(tmp_path)
-    assert len(names(get_peft_model(make("gpt2"), replace(read, num_features=6)))) == 4
+    new = get_peft_model(make("gpt2"), replace(read, num_features=6, inference_mode=False))
+    assert trainable(new) == 4 * (6 * D + D)
+    with pytest.raises(ValueError, match=r"fits no layer.*dataclasses.replace\(config, inference_mode=False\)"):
+        get_peft_model(make("vit"), PeftConfig.from_pretrained(tmp_path))
+    config = SNNKConfig(num_features=4)
+    get_peft_model(make("bert"), config)
+    assert len(names(get_peft_model(make("bert"), replace(config, target_modules=["query"])))) == 2
 
 
 def test_adapters_may_have_as_many_values_as_the_model(monkeypatch):
@@ -178,11 +187,12 @@ def test_directions_of_chunked_blocks_and_decoders_leave_padding_out():
         "without": {},
         "with": {"decoder_attention_mask": (torch.arange(6) < 5).long().expand(4, 6)},
     }.items():
-        model = get_peft_model(hf.T5ForConditionalGeneration(t5), SNNKConfig(**options, target_modules=["wo"]))
+        sites = ["wo", "EncDecAttention.q", "EncDecAttention.k"]
+        model = get_peft_model(hf.T5ForConditionalGeneration(t5), SNNKConfig(**options, target_modules=sites))
         with count_tokens() as seen:
             fit_projections_(model, [batch | more])
         counts[name] = seen
-    assert counts == {"without": [8, 24], "with": [8, 20]}
+    assert counts == {"without": [8, 24, 8, 24], "with": [8, 20, 8, 20]}  # keys are of the encoder's tokens
 
 
 @contextmanager

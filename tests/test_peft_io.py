@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
-from peft import AutoPeftModelForSequenceClassification, PeftModel, get_peft_model
+from peft import (
+    AutoPeftModelForSequenceClassification,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    set_peft_model_state_dict,
+)
 from safetensors.torch import load_file, save_file
 from test_hf_architectures import ROWS, D, inputs, make, output, perturb_
 from test_peft import adapted, layers_of, maps, train_
@@ -220,11 +226,30 @@ def test_seed_only_files_are_verified_for_an_adapter_that_is_there(tmp_path):
     same.float().save_pretrained(tmp_path / "again")
     loaded = PeftModel.from_pretrained(make("bert"), tmp_path / "again")
     assert torch.allclose(output(loaded, "bert"), output(model, "bert"), atol=0.1)  # rounded to half precision
+    state = {name: tensor.bfloat16() for name, tensor in get_peft_model_state_dict(model).items()}
+    set_peft_model_state_dict(adapted(save_projection=False, trained=False), state)
     other = adapted(save_projection=False, trained=False, projection_seed=1)
     before = output(other, "bert")
     with pytest.raises(ValueError, match=r"projection drawn for encoder\.layer\.0.* has checksum"):
         other.load_adapter(tmp_path, "default")
     assert torch.equal(output(other, "bert"), before)
+
+
+def test_seed_only_files_of_transformers_are_verified(tmp_path):
+    model = make("bert")
+    model.add_adapter(SNNKConfig(num_features=4, save_projection=False))
+    for _, layer in layers_of(model, "default"):
+        torch.nn.init.ones_(layer.snnk_adapter["default"].gate)
+    model.save_pretrained(tmp_path)
+    loaded = make("bert")
+    loaded.load_adapter(str(tmp_path))
+    assert torch.equal(output(loaded, "bert"), output(model, "bert"))
+    edit(tmp_path, projection_seed=7)
+    refused(tmp_path, "has checksum")
+    base = make("bert")
+    with pytest.raises(ValueError, match="has checksum"):
+        base.load_adapter(str(tmp_path))
+    assert not any(isinstance(m, AdaptedLinear) for m in base.modules())
 
 
 def test_seed_only_files_without_checksums_are_refused(tmp_path):
@@ -315,8 +340,6 @@ def test_bad_files(tmp_path):
 
 
 def test_loading_a_state_dict_by_hand_is_strict(tmp_path):
-    from peft import get_peft_model_state_dict, set_peft_model_state_dict
-
     model = adapted()
     state = get_peft_model_state_dict(model)
     other = adapted(trained=False)

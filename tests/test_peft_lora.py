@@ -106,20 +106,22 @@ def test_plain_modules_and_names_that_are_endings_of_others(tmp_path):
         def __init__(self):
             super().__init__()
             self.first, self.inner = torch.nn.Linear(D, D), torch.nn.ModuleDict({"first": torch.nn.Linear(D, D)})
+            self.outer = torch.nn.ModuleDict({"inner": torch.nn.ModuleDict({"first": torch.nn.Linear(D, D)})})
 
         def forward(self, x):
-            return self.inner["first"](torch.tanh(self.first(x)))
+            return self.outer["inner"]["first"](self.inner["first"](torch.tanh(self.first(x))))
 
     torch.manual_seed(0)
     net, x = Net().eval(), torch.randn(20, 16, D)
     plain = {name: value.clone() for name, value in net.state_dict().items()}
-    model = get_peft_model(net, SNNKConfig(num_features=4, target_modules="first", **LINEAR))
+    model = get_peft_model(net, SNNKConfig(num_features=4, target_modules="first|outer.inner.first", **LINEAR))
     train_(model)
     to_lora(model, 4, [{"x": batch} for batch in x]).save_pretrained(tmp_path)
     base = Net().eval()
     base.load_state_dict(plain)
     lora = PeftModel.from_pretrained(base, tmp_path)
-    assert [n for n, _ in lora.named_modules() if n.endswith("lora_A")] == ["base_model.model.first.lora_A"]
+    sites = [name for name, _ in lora.named_modules() if name.endswith("lora_A")]
+    assert sites == ["base_model.model.first.lora_A", "base_model.model.outer.inner.first.lora_A"]
     assert torch.allclose(lora(x[0]), model(x[0]), atol=1e-4)
 
 

@@ -5,6 +5,7 @@ phi is frozen, A and the gate v are trained. v starts at zero, so that the adapt
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -18,6 +19,9 @@ from snnk import _checks
 from snnk.features import Directions, FeatureMap, make_feature_map
 from snnk.features.base import NORMALIZERS
 from snnk.projections import make_generator
+
+# keys and values of cross-attention, in a decoder but of the encoder's tokens
+ENCODED = re.compile(r"\.(EncDecAttention|encoder_attn|crossattention)\.(.*\.)?(k|v|k_proj|v_proj|key|value)(\.|$)")
 
 
 class SNNKAdapter(nn.Module):
@@ -276,6 +280,7 @@ def _configured(model: nn.Module) -> str:
 def mask_at(name: str, batch: Mapping[str, Any], model: Any) -> Tensor | None:
     """Which of the tokens at the module of that name are not padding, flat; None where nothing says so."""
     decodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and "decoder" in name.split(".")
+    decodes = decodes and not ENCODED.search(name)
     mask = batch.get("decoder_attention_mask" if decodes else "attention_mask")
     return None if mask is None else mask.bool().flatten()
 

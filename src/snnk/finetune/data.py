@@ -179,7 +179,7 @@ def _separated(file: Iterable[str], path: Path, columns: Sequence[str] | None, g
     tabs = _kind(path)[0] == ".tsv"
     rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(file)
     header = list(columns) if columns else next(rows, [])
-    twice = [name for name, times in Counter(header).items() if times > 1]
+    twice = [name for name, times in Counter(header).items() if name and times > 1]  # tables may end in empty ones
     if twice:
         raise ValueError(f"{path} has several columns {', '.join(map(repr, twice))}; give each a name of its own")
     found: dict[str, list[Any]] = {name: [] for name in header}
@@ -277,8 +277,9 @@ class Labels:
         _complete(values, source)
         numbers = [_as_number(v) for v in values]
         if regression is None:
-            decimal = any(isinstance(v, float) or (isinstance(v, str) and not _is_integer(v)) for v in values)
+            numeric = [v for v, number in zip(values, numbers, strict=True) if number is not None]
             odd = {str(v) for v, number in zip(values, numbers, strict=True) if number is None}
+            decimal = any(isinstance(v, float) or (isinstance(v, str) and not _is_integer(v)) for v in numeric)
             if decimal and odd and {v.strip().lower() for v in odd} <= NO_NUMBERS:
                 raise ValueError(f"labels of {source} are numbers but for {', '.join(sorted(odd))}; leave these out")
             regression = decimal and not odd

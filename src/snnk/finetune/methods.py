@@ -105,10 +105,11 @@ def full(model: Any, setup: Setup) -> Any:
 def _peft(model: Any, config: Any, setup: Setup) -> Any:
     from peft import get_peft_model
 
-    config.modules_to_save = [*heads(model), *setup.drawn]  # a reader of the adapter would draw them anew
+    drawn = [name for name, _ in model.named_modules() if name in setup.drawn]
+    config.modules_to_save = [*heads(model), *drawn]  # a reader of the adapter would draw them anew
     config.task_type = None if setup.images else "SEQ_CLS"
     found = get_peft_model(model, config)
-    for name in setup.drawn:
+    for name in drawn:
         model.get_submodule(name).requires_grad_(False)
     config.modules_to_save = list(dict.fromkeys(config.modules_to_save))  # PEFT adds its own names to them
     return found

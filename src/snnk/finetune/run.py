@@ -280,7 +280,8 @@ def _load(
     inside = sorted(k for k in {*info["missing_keys"], *other} if k.startswith(f"{model.base_model_prefix}."))
     if inside and config.pooling == "model":
         say(f"note: the files have no {', '.join(inside)}; these are random. --pooling mean does without a pooler")
-    return model, tuple(dict.fromkeys(key.rpartition(".")[0] for key in inside))
+    drawn = dict.fromkeys(key.rpartition(".")[0] for key in inside if config.pooling == "model")
+    return model, tuple(name for name in drawn if "." in name)
 
 
 def _tell_padding(model: Any, processor: Any) -> None:

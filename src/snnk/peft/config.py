@@ -27,7 +27,9 @@ from snnk.projections import PROJECTIONS
 PLACEMENTS = ("houlsby", "pfeiffer")
 PROJECTED = ("random", "pca", "gradient")
 PROBES, SKETCH, TOLERANCE = 4, 4, 1e-3
-ANEW = "for a new adapter with the settings of an old one's file, take dataclasses.replace(config)"
+ANEW = (
+    "for a new adapter with the settings of an old one's file, take dataclasses.replace(config, inference_mode=False)"
+)
 
 
 @dataclass
@@ -47,7 +49,7 @@ class SNNKConfig(PeftConfig):
         target_modules: names, endings of names or one regular expression of linear layers, or "all-linear", instead
             of `placement`.
         exclude_modules: the same, of layers to leave out.
-        layers_to_transform: numbers of the layers that get adapters; all without it.
+        layers_to_transform: numbers of the layers that get adapters; all without it, and none outside with it.
         layers_pattern: name of the list of layers that the numbers are of, where a model has several.
         feature_pattern: {ending or regular expression of a name: num_features of those layers}.
         modules_to_save: modules to train and save beside the adapters, such as a new head.
@@ -89,8 +91,9 @@ class SNNKConfig(PeftConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # a saved adapter has a plain string there, and is in inference mode; transformers reads files in its own way
-        self.from_file = self.inference_mode and type(self.peft_type) is str
+        # a plain string where it comes from JSON or a dict; such are settings too, without what saving leaves in them
+        self.was_read = type(self.peft_type) is str
+        self.from_file = self.was_read and (self.inference_mode or self.projection_checksums is not None)
         self.peft_type = PeftType("SNNK")
         self.num_features = _checks.positive_int(self.num_features, "num_features")
         _checks.choose(self.projection, PROJECTED, "projection")
@@ -228,10 +231,10 @@ def check_sums(config: SNNKConfig, site: str, feature_map: FeatureMap) -> None:
     compare_sums(site, config.projection_checksums.get(site), checksum(feature_map))
 
 
-def compare_sums(site: str, stored: Any, found: list[float]) -> None:
-    """Demand that the stored checksum is that of what was drawn."""
+def compare_sums(site: str, stored: Any, found: list[float], rounding: float = 0.0) -> None:
+    """Demand that the stored checksum is that of what was drawn, but for `rounding` of it."""
     try:
-        same = all(abs(a - b) <= TOLERANCE for a, b in zip(stored or [], found, strict=True))
+        same = all(abs(a - b) <= TOLERANCE + rounding * abs(b) for a, b in zip(stored or [], found, strict=True))
     except (TypeError, ValueError):  # no numbers, or not as many
         same = False
     if not same:

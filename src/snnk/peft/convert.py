@@ -10,6 +10,7 @@ through the origin, and takes of the mean what x can.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from snnk.adapters import mask_at, unchunked
 from snnk.hf.architectures import weight_of
 from snnk.hf.plan import evaluating, place
 from snnk.peft.layer import AdaptedLinear
-from snnk.peft.model import layers_of
+from snnk.peft.model import layers_of, plain_name
 from snnk.ridge import RidgeStats
 
 HELD_OUT = 10  # one batch of so many is held out
@@ -164,12 +165,13 @@ def to_lora(
     names = [name for name, _ in layers]
     endings = tuple(f".{name}" for name in names)  # PEFT takes names for endings too
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    others = [name for name in (plain_name(n) for n, _ in base.named_modules()) if name not in names]
     lora = LoraConfig(
         r=rank,
         lora_alpha=rank,
         lora_bias=lora_bias,
         target_modules=names,
-        exclude_modules=[n for n, _ in base.named_modules() if n not in names and n.endswith(endings)] or None,
+        exclude_modules="|".join(re.escape(name) for name in others if name.endswith(endings)) or None,
         fan_in_fan_out=isinstance(bases[0], Conv1D),
         modules_to_save=config.modules_to_save,
         task_type=config.task_type,

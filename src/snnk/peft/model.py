@@ -61,12 +61,12 @@ class SNNKModel(BaseTuner):
 
     def _prepare_adapter_config(self, peft_config: Any, model_config: Any) -> Any:
         target, placement = peft_config.target_modules, peft_config.placement
-        if target is not None and (placement is None or peft_config.from_file):
+        left = isinstance(target, str) and target in _PLACED  # by an earlier use of the configuration
+        if target is not None and (peft_config.was_read or not left):
+            if placement is not None and not left:
+                raise ValueError(f"got placement={placement!r} and target_modules={target!r}; give one of them")
             return peft_config
-        # an earlier use of the configuration has left the names of its model there
-        if target is not None and not (isinstance(target, str) and target in _PLACED):
-            raise ValueError(f"got placement={placement!r} and target_modules={target!r}; give one of them")
-        peft_config.placement = placement = placement or "houlsby"
+        placement = placement or "houlsby"
         kind = kind_of(getattr(self.model, "config", None))
         row = ARCHITECTURES.get(kind)
         if row is None or row.attention is None:
@@ -86,7 +86,7 @@ class SNNKModel(BaseTuner):
             return found
         patterns = peft_config.layers_pattern or "[^.]*"  # PEFT counts layers for endings of names only
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            match = re.match(rf"(?:^|.*?\.){pattern}\.(\d+)\.", key)
+            match = re.match(rf"(?:^|.*?\.){pattern}\.(\d+)(?:\.|$)", key)
             if match:
                 return int(match[1]) in ([wanted] if isinstance(wanted, int) else wanted)
         return False
@@ -142,7 +142,8 @@ class SNNKModel(BaseTuner):
                     f"target_modules={wanted}{where} fits no layer but those of "
                     f"exclude_modules={peft_config.exclude_modules}; the linear layers are {_some(linear, 8)}"
                 )
-            raise ValueError(f"target_modules={wanted}{where} fits no layer; {_near(wanted, linear)}")
+            told = f"target_modules={wanted}{where} fits no layer; {_near(wanted, linear)}"
+            raise ValueError(f"{told}; {ANEW}" if peft_config.was_read else told)
         return found
 
     def _create_and_replace(
@@ -215,7 +216,8 @@ class SNNKModel(BaseTuner):
         config.projection_checksums = sums
         found = {name: tensor for name, tensor in found.items() if ".feature_map." not in name}
         ending = f".snnk_adapter.{adapter_name}.checksum"  # the model's own may be rounded to half precision by now
-        return found | {n: torch.tensor(sums[_site(n, ending)]) for n in found if n.endswith(ending)}
+        own = {name: torch.tensor(sums[_site(name, ending)], device="cpu") for name in found if name.endswith(ending)}
+        return found | own
 
     @classmethod
     def _remap_adapter_state_dict_for_load(
@@ -233,7 +235,8 @@ class SNNKModel(BaseTuner):
             stored = {_site(name, ending): tensor for name, tensor in found.items() if name.endswith(ending)}
             for site, layer in layers_of(model, adapter_name):
                 adapter: Any = layer.snnk_adapter[adapter_name]
-                compare_sums(site, stored[site].tolist(), checksum(config.make_feature_map(site, adapter.dim)))
+                drawn = config.make_feature_map(site, adapter.dim)
+                compare_sums(site, stored[site].tolist(), checksum(drawn), torch.finfo(stored[site].dtype).eps)
         return found
 
 
@@ -251,15 +254,15 @@ def layers_of(model: Any, adapter_name: str) -> list[tuple[str, AdaptedLinear]]:
     """The layers of a model, wrapped by PEFT or not, that have the adapter, with their names in the bare model."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     found = ((name, layer) for name, layer in base.named_modules() if isinstance(layer, AdaptedLinear))
-    return [(_plain(name), layer) for name, layer in found if adapter_name in layer.snnk_adapter]
+    return [(plain_name(name), layer) for name, layer in found if adapter_name in layer.snnk_adapter]
 
 
 def _site(name: str, ending: str) -> str:
     """The layer that a tensor of a PEFT model's state dict belongs to."""
-    return _plain(name.removesuffix(ending).removeprefix("base_model.model."))
+    return plain_name(name.removesuffix(ending).removeprefix("base_model.model."))
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """A module's name without what FSDP and torch.compile put into it."""
     return name.replace("_fsdp_wrapped_module.", "").replace("_orig_mod.", "")
 
