@@ -18,7 +18,7 @@ from snnk.cli import main
 from snnk.experiments import EXPERIMENTS, data, glue, tiny, uci, vision
 from snnk.experiments.data import HUB, Source
 from snnk.experiments.records import Results
-from snnk.finetune.data import GLUE, GLUE_HUB, read_columns
+from snnk.finetune.files import GLUE, GLUE_HUB, read_columns
 
 FEW = {"train": 6, "test": 4}
 PIXELS = {s: np.random.default_rng(n).integers(0, 256, (n, 32, 32, 3), dtype=np.uint8) for s, n in FEW.items()}

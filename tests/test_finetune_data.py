@@ -12,17 +12,8 @@ from scipy import stats
 from sklearn import metrics
 from test_hf_data import make_images, make_tokenizer
 
-from snnk.finetune.data import (
-    GLUE,
-    Data,
-    Labels,
-    encode_texts,
-    glue_files,
-    image_files,
-    miscounted,
-    read_columns,
-    text_column,
-)
+from snnk.finetune.data import Data, Labels, encode_texts, image_files
+from snnk.finetune.files import GLUE, glue_files, miscounted, read_columns, text_column
 from snnk.finetune.scores import METRICS, score
 
 COLUMNS = {"id": ["1", "2", "3"], "body": ['she said "no', "a, b", "c"], "label": ["x", "y", "x"]}

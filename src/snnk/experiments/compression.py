@@ -73,7 +73,7 @@ def read(files: Mapping[str, str], config: Config, seed: int) -> Task:
     """STS-B: train without its scores, and dev."""
     from transformers import AutoTokenizer
 
-    from snnk.finetune.data import glue_files, read_columns
+    from snnk.finetune.files import glue_files, read_columns
 
     auto: Any = AutoTokenizer
     tokenizer = auto.from_pretrained(files["model"])

@@ -44,7 +44,7 @@ def glue(config: Any, quick: Any, source: Source, default: str = BERT) -> Iterat
     Files are looked for in the folder `glue` of --data-dir and in itself, for all tasks, before a model is loaded.
     """
     _require()
-    from snnk.finetune.data import GLUE_WHERE
+    from snnk.finetune.files import GLUE_WHERE
 
     small = is_quick(config, quick)
     with TemporaryDirectory() as name:
@@ -65,7 +65,7 @@ def glue(config: Any, quick: Any, source: Source, default: str = BERT) -> Iterat
 
 def _glue_folder(data_dir: str, tasks: Iterable[str], folder: Path) -> str:
     """Where the files of all tasks are; those of the hub are put into `folder`."""
-    from snnk.finetune.data import GLUE, GLUE_HUB, miscounted
+    from snnk.finetune.files import GLUE, GLUE_HUB, miscounted
 
     hub = data_dir in (HUB, GLUE_HUB)
     places = (folder,) if hub else (Path(data_dir, "glue"), Path(data_dir))
@@ -80,7 +80,7 @@ def _glue_folder(data_dir: str, tasks: Iterable[str], folder: Path) -> str:
 
 def hub_glue(task: str, folder: Path) -> None:
     """Write a task of the hub's GLUE as the files that GLUE has."""
-    from snnk.finetune.data import GLUE, GLUE_HUB, hub_columns
+    from snnk.finetune.files import GLUE, GLUE_HUB, hub_columns
 
     row = GLUE[task]
     (folder / row.folder).mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,8 @@
 """
 
 from snnk.finetune.config import FinetuneConfig
-from snnk.finetune.data import GLUE, Data, encode_images, encode_texts
+from snnk.finetune.data import Data, encode_images, encode_texts
+from snnk.finetune.files import GLUE
 from snnk.finetune.loop import Trained, evaluate, train
 from snnk.finetune.methods import METHODS, Method, Setup
 from snnk.finetune.pooling import MeanPooled, mean_pooling_

@@ -11,17 +11,8 @@ from typing import Any
 from transformers import AutoConfig
 
 from snnk.finetune.config import FinetuneConfig
-from snnk.finetune.data import (
-    Data,
-    Labels,
-    column_of,
-    encode_images,
-    encode_texts,
-    glue_files,
-    image_files,
-    read_columns,
-    text_column,
-)
+from snnk.finetune.data import Data, Labels, encode_images, encode_texts, image_files
+from snnk.finetune.files import column_of, glue_files, read_columns, text_column
 from snnk.finetune.scores import CLASSIFICATION, REGRESSION
 
 PARTS = ("train", "validation", "test")
