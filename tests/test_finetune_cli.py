@@ -60,7 +60,7 @@ def test_the_help_shows_how_hub_names_are_written(root, capsys, monkeypatch):
 def test_bad_options_end_before_work(root, tmp_path):
     for options, message in (
         (["--method", "lorra"], "did you mean 'lora'"),
-        (["--label", "score"], "its columns are sentence, label"),
+        (["--label", "score"], "its columns are 'sentence', 'label'"),
         (["--task", "cola"], "give either train"),
         (["--regression", "--classification"], "exclude each other"),
         (["--learning-rate", -1], "learning_rate must be a positive number"),
