@@ -164,11 +164,9 @@ def test_latency_takes_turns():
     order = []
 
     class Model(torch.nn.Module):
-        device = torch.device("cpu")
-
         def __init__(self, name):
             super().__init__()
-            self.name = name
+            self.name, self.weight = name, torch.nn.Parameter(torch.ones(1))
 
         def forward(self, x):
             assert not self.training
