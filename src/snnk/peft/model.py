@@ -33,15 +33,8 @@ from snnk.peft.layer import NOT_MERGEABLE, AdaptedLinear, out_features
 # of all adapters of one configuration, 1 GiB, or as many as the model has: checked before a file's sizes are believed
 MOST_VALUES = 2**28
 DEPTH = {"tanh_power": 11}  # vectors that a feature draws, where that is more than one
-RESERVED = {
-    "weight",
-    "gate",
-    "bias",
-    "checksum",
-    "feature_map",
-    "projection",
-    "snnk_adapter",
-}  # parts of the names in a file
+# parts of the names in a file
+RESERVED = {"weight", "gate", "bias", "checksum", "feature_map", "projection", "snnk_adapter"}
 
 
 class SNNKModel(BaseTuner):
