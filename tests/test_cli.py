@@ -111,10 +111,11 @@ def test_unwritable_folder_and_foreign_file(capsys, tmp_path):
         capsys, "estimate", "--dim", "4", "-m", "4", "--draws", "1", "--out", str(tmp_path / "file" / "x")
     )
     assert code == 2 and err.count("\n") == 1 and (tmp_path / "file").read_text() == "mine"
-    (tmp_path / "estimate.json").write_text("{}")
-    code, _, err = run(capsys, "estimate", "--dim", "4", "-m", "4", "--draws", "1", "--out", str(tmp_path))
-    assert code == 2 and "not a result file of snnk" in err
-    assert (tmp_path / "estimate.json").read_text() == "{}"
+    for foreign in ("{}", '{"config": [], "environment": {}, "rows": []}'):
+        (tmp_path / "estimate.json").write_text(foreign)
+        code, _, err = run(capsys, "estimate", "--dim", "4", "-m", "4", "--draws", "1", "--out", str(tmp_path))
+        assert code == 2 and "not a result file of snnk" in err
+        assert (tmp_path / "estimate.json").read_text() == foreign
 
 
 def test_rows_are_resumed_for_the_same_configuration_only(tmp_path):

@@ -272,7 +272,10 @@ def _load(
     if Path(config.model).is_dir():
         model.name_or_path = str(Path(config.model).resolve())  # an adapter is loaded from anywhere
     if model.config.model_type == "xlnet":
-        raise ValueError(f"{config.model} is an XLNet, which classifies by the last position of a row, padding or not")
+        raise ValueError(
+            f"{config.model} is an XLNet, which classifies by the last position of a row, padding or not: "
+            "use a model of another type"
+        )
     other = [key for key, *_ in info["mismatched_keys"]]
     wrong = [key for key in other if not _may_differ(model, key)]
     if wrong:
