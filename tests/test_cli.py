@@ -190,7 +190,7 @@ def test_a_full_disk_leaves_the_rows(tmp_path, monkeypatch):
     results = Results(tmp_path / "rows.json", config)
     results.add({"seed": 0})
 
-    def fail(self, text):
+    def fail(self, text, encoding):
         with self.open("w") as file:
             file.write(text[:10])
         raise OSError(28, "No space left on device")

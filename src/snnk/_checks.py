@@ -90,13 +90,3 @@ def writable(folder: Path) -> None:
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise PermissionError(f"{folder} cannot be made: {there} is no folder that can be written to")
-
-
-def safetensors() -> Any:
-    """The package of that name, with its torch part; only the extra `tables` brings it along."""
-    try:
-        import safetensors.torch
-    except ImportError:
-        message = "save and load need safetensors: pip install safetensors, or the extra, pip install 'snnk[tables]'"
-        raise ImportError(message) from None
-    return safetensors

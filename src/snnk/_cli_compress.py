@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import platform
 import re
-import shutil
-import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -23,13 +20,12 @@ import transformers
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedModel
 
 import snnk
-from snnk import _checks, hf
+from snnk import _checks, _io, hf
 from snnk.hf import report as pages
 from snnk.hf.agreement import Outputs, probe
 from snnk.hf.counting import positions, stored
 from snnk.hf.data import Calibration, load_calibration
 from snnk.hf.folders import copy_others, find_folder, find_transformer, pooling_of
-from snnk.models import write_json
 
 KEEP = 0.25  # where neither a share nor a target is given
 SMALL = 0.1  # a tokenizer with this part of the model's vocabulary is not the model's
@@ -113,7 +109,7 @@ def compress_folder(
     if out.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"--out {out} is inside the model's folder {folder}; name one outside")
     inner = find_transformer(folder)
-    for path in remove_stale(out):
+    for path in _io.remove_leftovers(out):
         say(f"removed {path}, which a run that was killed had left")
     network, processor = load(folder / inner, say)
     blocks = len(hf.find_ffns(network))
@@ -201,33 +197,6 @@ def load(folder: Path, say: Callable[[str], None]) -> tuple[Any, Any]:
     return model.eval(), processor
 
 
-def remove_stale(out: Path) -> list[Path]:
-    """Remove temporary folders for the same output that runs on this machine, killed since, have left."""
-    found = []
-    for path in out.parent.iterdir() if out.parent.is_dir() else ():
-        number = re.fullmatch(rf"{re.escape(_own_prefix(out))}(\d+)-[0-9a-f]{{32}}", path.name)
-        if number and not _alive(int(number[1])):
-            shutil.rmtree(path, ignore_errors=True)
-            found.append(path)
-    return found
-
-
-def _own_prefix(out: Path) -> str:
-    return f".{out.name}.{re.sub(r'[^A-Za-z0-9]', '_', platform.node())}-"  # a disk may be shared between machines
-
-
-def _alive(process: int) -> bool:
-    if os.name != "posix":  # where signal 0 would end it
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def _compared(outputs: Outputs, folder: Path) -> str:
     """What the figures of agreement are of; for sentence vectors also how the folder itself pools them."""
     pooling = pooling_of(folder)
@@ -243,20 +212,13 @@ def _check_finite(agreement: dict[str, float]) -> None:
 
 
 def _write(network: Any, plan: hf.Plan, found: dict[str, Any], folder: Path, inner: PurePosixPath, out: Path) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f"{_own_prefix(out)}{os.getpid()}-{uuid.uuid4().hex}")
-    try:
-        temporary.mkdir()
+    with _io.new_folder(out) as temporary:
         card = copy_others(folder, inner, temporary)
         network.save_pretrained(temporary / inner)
         plan.save(temporary / "plan.json")
-        write_json(temporary / "report.json", found)
+        _io.write_json(temporary / "report.json", found)
         (temporary / "README.md").write_text(pages.model_card(found, card), encoding="utf-8")
         (temporary / "report.html").write_text(pages.html(found), encoding="utf-8")
-        check_out(out)  # it may have been made meanwhile, and an empty folder would be replaced
-        temporary.rename(out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _bytes(model: Any) -> int:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from snnk import _checks
+from snnk import _checks, _io
 from snnk._maps import Affine, from_config, times_jacobian, to_config
 from snnk.activations import resolve_activation
 from snnk.features import FEATURE_MAPS, URF, FeatureMap, ProjectedURF, UnreachableError, make_feature_map
@@ -127,23 +126,15 @@ class Bundled(nn.Module):
     extra_repr = summary
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write safetensors, the configuration in the metadata, under a temporary name until it is whole."""
-        safetensors = _checks.safetensors()
+        """Write safetensors, the configuration in the metadata, whole or not at all."""
         config = json.dumps({"maps": [to_config(fm) for fm in self.maps], "report": asdict(self.report)})
-        tensors = {key: value.detach().cpu().contiguous() for key, value in self.state_dict().items()}
-        folder, name = os.path.split(os.path.abspath(path))
-        with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}.") as place:
-            safetensors.torch.save_file(
-                tensors, os.path.join(place, name), metadata={"format": FORMAT, "config": config}
-            )
-            os.replace(os.path.join(place, name), path)
+        _io.write_tensors(path, self.state_dict(), {"format": FORMAT, "config": config})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Bundled:
         """Read what `save` wrote, onto the CPU: known classes only, sizes checked first, no key left over."""
-        safetensors = _checks.safetensors()
         try:
-            with safetensors.safe_open(os.fspath(path), framework="pt") as file:
+            with _io.open_tensors(path) as file:
                 metadata, keys = file.metadata() or {}, list(file.keys())
                 if metadata.get("format") != FORMAT:
                     raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
@@ -154,7 +145,7 @@ class Bundled(nn.Module):
             report: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in config["report"].items()}
             bundled = cls(maps, tensors["weight"], tensors.get("bias"), report=BundleReport(**report))
             bundled.load_state_dict(tensors, assign=True)
-        except (safetensors.SafetensorError, LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise ValueError(f"cannot load a bundle from {os.fspath(path)}: {error}") from error
         return bundled
 

@@ -21,7 +21,7 @@ except ImportError as missing:
     raise SystemExit(f"snnk: the command line needs {missing.name}; install it with: pip install 'snnk[cli]'") from None
 
 import snnk
-from snnk import _checks, stream
+from snnk import _checks, _io, stream
 from snnk._cli_finetune import finetune_command
 from snnk._cli_reproduce import list_experiments, reproduce, reproduce_all
 from snnk.activations import ACTIVATIONS
@@ -29,7 +29,7 @@ from snnk.experiments import EXPERIMENTS, estimate
 from snnk.experiments.data import Source
 from snnk.experiments.page import write_page
 from snnk.experiments.records import Results, save_figure
-from snnk.models import MAPS, FitConfig, TableModel, write_json
+from snnk.models import MAPS, FitConfig, TableModel
 
 # the base of all usage errors, by way of a public name: typer has used its own copy of click since 0.2x
 UserError: type[Any] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -378,7 +378,7 @@ def audit(
     found = run(folder, original, latency=latency)
     _say(str(found))
     if json_file is not None:
-        write_json(json_file, found.to_dict())
+        _io.write_json(json_file, found.to_dict())
         _wrote(json_file)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from snnk import _checks
+from snnk import _checks, _io
 from snnk.features import ArcCosine, FeatureMap, ProjectedURF
 from snnk.ridge import BLOCK_DTYPES
 from snnk.tables import MISSING, TASKS, Columns, Table, read_column
@@ -83,13 +82,6 @@ class FitConfig:
         return make(columns.width, self.num_features, self.bandwidth, x_norm, self.seed)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write under a temporary name and rename."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    temporary.write_text(json.dumps(value, indent=1) + "\n")
-    temporary.replace(path)
-
-
 @dataclass(frozen=True, eq=False)
 class TableModel:
     """phi(x) A^T + b on the columns of a table.
@@ -149,24 +141,19 @@ class TableModel:
             raise ValueError(f"there is no folder {path.parent} for {path.name}; make it, or name another")
         names = [c.name for c in (*self.columns.inputs, target) if c.name in table.names]
         count, sums = 0, np.zeros(4)  # over rows with a target: 1, hit or squared error, y, y^2
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        try:
-            with temporary.open("w", newline="") as file:
-                writer = csv.writer(file)
-                writer.writerow([f"predicted_{target.name}"])
-                for outputs, keep, batch in self._batches(table, names, unseen):
-                    found = iter(self._named(outputs))
-                    writer.writerows([next(found)] if kept else [""] for kept in keep.tolist())
-                    count += len(outputs)
-                    if target.name in names:
-                        y, bad = (a[keep.numpy()] for a in read_column(batch, target))
-                        guess = (outputs[:, 0] if target.categories is None else outputs.argmax(1)).numpy()[~bad]
-                        y = y[~bad].astype(float) - target.mean  # sums of squares keep their digits about the mean
-                        loss = np.square(guess - target.mean - y) if target.categories is None else guess == y
-                        sums += [len(y), loss.sum(), y.sum(), np.square(y).sum()]
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with _io.replacing(path) as temporary, temporary.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([f"predicted_{target.name}"])
+            for outputs, keep, batch in self._batches(table, names, unseen):
+                found = iter(self._named(outputs))
+                writer.writerows([next(found)] if kept else [""] for kept in keep.tolist())
+                count += len(outputs)
+                if target.name in names:
+                    y, bad = (a[keep.numpy()] for a in read_column(batch, target))
+                    guess = (outputs[:, 0] if target.categories is None else outputs.argmax(1)).numpy()[~bad]
+                    y = y[~bad].astype(float) - target.mean  # sums of squares keep their digits about the mean
+                    loss = np.square(guess - target.mean - y) if target.categories is None else guess == y
+                    sums += [len(y), loss.sum(), y.sum(), np.square(y).sum()]
         n, loss, total, squares = sums
         score: dict[str, float] = {}
         if n:
@@ -176,18 +163,13 @@ class TableModel:
         return count, score, {name: number for name, number in unseen.items() if number}
 
     def save(self, folder: str | Path) -> None:
-        """Write model.safetensors, then model.json, each under a temporary name first."""
-        from safetensors.torch import save_file
-
+        """Write model.safetensors, then model.json, each whole or not at all."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {f"feature_map.{k}": v.contiguous() for k, v in self.feature_map.state_dict().items()}
-        tensors |= {"weight": self.weight.contiguous(), "bias": self.bias.contiguous()}
-        temporary = folder / f".{uuid.uuid4().hex}"
-        save_file(tensors, temporary)
-        temporary.replace(folder / "model.safetensors")
+        tensors = {f"feature_map.{k}": v for k, v in self.feature_map.state_dict().items()}
+        _io.write_tensors(folder / "model.safetensors", tensors | {"weight": self.weight, "bias": self.bias})
         body = {"format": FORMAT, "config": asdict(self.config), "columns": self.columns.to_dict()}
-        write_json(folder / "model.json", body)
+        _io.write_json(folder / "model.json", body)
 
     @classmethod
     def load(cls, folder: str | Path) -> TableModel:

@@ -17,14 +17,13 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snnk import _checks
+from snnk import _checks, _io
 
 F64 = torch.float64
 BLOCK_ROWS, PANEL = 2048, 192  # fast at 1024 features; of 1024 to 8192 rows and 128 to 1025 columns
@@ -418,34 +417,24 @@ class RidgeStats:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the sums and `note` as a safetensors file; a file of that name is replaced at once or not at all."""
-        safetensors, path = _checks.safetensors(), Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         metadata = {**FORMAT, "block_dtype": str(self.block_dtype).removeprefix("torch."), "note": self.note}
-        try:
-            safetensors.torch.save_file(self.state_dict(), temporary, metadata)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        _io.write_tensors(path, self.state_dict(), metadata)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: Any = None) -> RidgeStats:
         """Statistics that `save` wrote. The header is checked in full before any sum is read."""
-        safetensors = _checks.safetensors()
-        try:
-            with safetensors.safe_open(path, framework="pt", device=str(device or "cpu")) as file:
-                metadata, names = file.metadata() or {}, sorted(file.keys())
-                if {**metadata, **FORMAT} != metadata or names != ["shift", "sums"]:
-                    raise ValueError(f"{path} must be {FORMAT} with tensors shift, sums; got {metadata} with {names}")
-                block_dtype = _checks.look_up(metadata.get("block_dtype"), BLOCK_DTYPES, "block_dtype")
-                found = [(part.get_dtype(), part.get_shape()) for part in map(file.get_slice, names)]
-                f, left, right = found[1][1] if len(found[1][1]) == 3 else (0, 0, 0)
-                m, t = left - 2, right - left + 1
-                if min(f, m, t) < 1 or found != [("F64", [m + t]), ("F64", [f, 2 + m, 1 + m + t])]:
-                    raise ValueError(f"{path}: shapes of shift and sums do not fit together; got {found}")
-                stats = cls(m, t, folds=f if f > 1 else 0, block_dtype=block_dtype, device="meta")
-                stats.shift, stats.sums = (file.get_tensor(name) for name in names)
-        except safetensors.SafetensorError as error:
-            raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
+        with _io.open_tensors(path, device) as file:
+            metadata, names = file.metadata() or {}, sorted(file.keys())
+            if {**metadata, **FORMAT} != metadata or names != ["shift", "sums"]:
+                raise ValueError(f"{path} must be {FORMAT} with tensors shift, sums; got {metadata} with {names}")
+            block_dtype = _checks.look_up(metadata.get("block_dtype"), BLOCK_DTYPES, "block_dtype")
+            found = [(part.get_dtype(), part.get_shape()) for part in map(file.get_slice, names)]
+            f, left, right = found[1][1] if len(found[1][1]) == 3 else (0, 0, 0)
+            m, t = left - 2, right - left + 1
+            if min(f, m, t) < 1 or found != [("F64", [m + t]), ("F64", [f, 2 + m, 1 + m + t])]:
+                raise ValueError(f"{path}: shapes of shift and sums do not fit together; got {found}")
+            stats = cls(m, t, folds=f if f > 1 else 0, block_dtype=block_dtype, device="meta")
+            stats.shift, stats.sums = (file.get_tensor(name) for name in names)
         if not bool(stats.sums.isfinite().all()):
             raise ValueError(f"{path} holds NaN or infinite sums; make the statistics again")
         stats.note = metadata.get("note", "")

@@ -27,8 +27,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from snnk import _io
 from snnk.features import FeatureMap
-from snnk.models import ROWS, FitConfig, TableModel, write_json
+from snnk.models import ROWS, FitConfig, TableModel
 from snnk.ridge import BLOCK_DTYPES, RidgeStats
 from snnk.tables import Columns, Scan, Table, make_columns, plan_columns, scan
 
@@ -200,7 +201,7 @@ def _start(table: Table, config: FitConfig, checkpoint: Checkpoint, workers: Wor
         first.merge(other)
     columns = make_columns(first, config.target, config.task, config.missing)
     shift = workers.gather(_shift(table, columns, config) if workers.rank == 0 else None)[0]
-    write_json(note, {"key": checkpoint.key, "columns": columns.to_dict(), "rows": first.rows, "shift": shift})
+    _io.write_json(note, {"key": checkpoint.key, "columns": columns.to_dict(), "rows": first.rows, "shift": shift})
     return _Start(columns, first.rows, shift)
 
 
@@ -276,7 +277,7 @@ def fit(
         }
         if workers.rank == 0:
             # before the model, which ends the run: a kill in between loses nothing
-            write_json(out / "report.json", report)
+            _io.write_json(out / "report.json", report)
             bias = solution.bias.cpu() + (columns.target.mean if columns.target.categories is None else 0.0)
             TableModel(columns, fm.cpu(), solution.weight.cpu(), bias, config).save(out)
         workers.gather(None)

@@ -7,8 +7,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from snnk import _io
 from snnk.experiments import EXPERIMENTS
-from snnk.experiments.records import Stored, written
+from snnk.experiments.records import Stored
 
 NAME = "README.md"
 
@@ -58,7 +59,7 @@ def write_page(folder: Path) -> Path:
     missing += [f"- {name}: {m.FIGURE}; needs {m.NEEDS}" for name, m in EXPERIMENTS.items() if name not in found]
     lines += ["", "## Not run here", "", *(missing or ["Nothing."])]
     path = folder / NAME
-    with written(path) as temporary:
+    with _io.replacing(path) as temporary:
         temporary.write_text("\n".join(lines) + "\n")
     return path
 

@@ -9,7 +9,6 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
@@ -21,6 +20,7 @@ import scipy
 import torch
 
 import snnk
+from snnk import _io
 
 Row = dict[str, Any]
 OPTIONAL = ("transformers", "peft", "accelerate", "scikit-learn", "scikit-image")
@@ -133,8 +133,7 @@ class Results:
             self.aside = None
         body: Row = {"config": self.config, "config_hash": self.hash, "environment": self.environment}
         body |= {"environments": self.environments, "source": self.source, "rows": self.rows}
-        with written(self.path) as temporary:
-            temporary.write_text(json.dumps(body, indent=1, allow_nan=False) + "\n")
+        _io.write_json(self.path, body)
         if self.back is not None:
             self.back.unlink(missing_ok=True)
             self.back = None
@@ -192,20 +191,9 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-@contextmanager
-def written(path: Path) -> Iterator[Path]:
-    """A temporary name beside a file, which takes its place if all goes well and else leaves nothing."""
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def save_figure(figure: Any, path: Path) -> Path:
-    """Write a matplotlib figure under a temporary name, then rename it."""
+    """Write a matplotlib figure, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written(path) as temporary:
-        figure.savefig(temporary, dpi=130, bbox_inches="tight")
+    with _io.replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=130, bbox_inches="tight")
     return path

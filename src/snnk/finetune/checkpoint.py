@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from snnk import _checks
+from snnk import _io
 
 # weights "now" and at the "best" epoch, and what an optimizer keeps of each, by the parameter's name
 Parts = dict[str, dict[str, Tensor]]
 
 
 def write_checkpoint(path: Path, parts: Parts, facts: Mapping[str, Any]) -> None:
-    """Write it under a temporary name, then rename it."""
+    """Write it, whole or not at all."""
     tensors = {f"{part}.{name}": tensor for part, found in parts.items() for name, tensor in found.items()}
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        _checks.safetensors().torch.save_file(tensors, temporary, metadata={"facts": json.dumps(facts)})
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    _io.write_tensors(path, tensors, {"facts": json.dumps(facts)})
 
 
 def read_checkpoint(path: Path, key: str, names: Sequence[str]) -> tuple[Parts, dict[str, Any]]:
     """Tensors, and the facts of these names; refused if it is damaged or of a run with another key."""
     try:
-        with _checks.safetensors().safe_open(path, framework="pt") as file:
+        with _io.open_tensors(path) as file:
             facts = json.loads(file.metadata()["facts"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         facts.setdefault("step_seconds", facts["seconds"])  # of snnk before it was counted: at most that

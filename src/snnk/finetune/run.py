@@ -10,8 +10,6 @@ import hashlib
 import importlib
 import json
 import platform
-import shutil
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +26,7 @@ from transformers import (
 )
 
 import snnk
-from snnk import _checks, hf
+from snnk import _checks, _io, hf
 from snnk.finetune.card import model_card
 from snnk.finetune.config import FinetuneConfig
 from snnk.finetune.data import Data, Labels
@@ -37,7 +35,6 @@ from snnk.finetune.loop import Progress, Trained, evaluate, peak_memory, train
 from snnk.finetune.methods import METHODS, Method, Setup, nothing
 from snnk.finetune.pooling import MeanPooled
 from snnk.hf.data import pad_id
-from snnk.models import write_json
 
 FORMAT = "snnk.Finetune/1"
 LARGE = 50_000  # rows from which the paper's settings for large data sets hold
@@ -366,23 +363,15 @@ def _versions(adapter: bool) -> dict[str, str]:
 
 
 def _write(model: Any, processor: Any, metrics: dict[str, Any], config: FinetuneConfig, out: Path) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
     card = Path(config.model) / "README.md"
     original = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
-    try:
-        temporary.mkdir()
+    with _io.new_folder(out) as temporary:
         model.save_pretrained(temporary)
         processor.save_pretrained(temporary)
         if metrics["adapter"] and config.pooling == "mean":
             _name_base(temporary / "adapter_config.json")
-        write_json(temporary / "metrics.json", metrics)
+        _io.write_json(temporary / "metrics.json", metrics)
         (temporary / "README.md").write_text(model_card(metrics, original), encoding="utf-8")
-        if out.exists():  # made meanwhile; an empty folder would be replaced
-            raise FileExistsError(f"{out} exists already; the result is not written, its checkpoint stays")
-        temporary.rename(out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _name_base(file: Path) -> None:
@@ -390,4 +379,4 @@ def _name_base(file: Path) -> None:
     found = json.loads(file.read_text(encoding="utf-8"))
     found["task_type"] = None
     found["auto_mapping"] = {"base_model_class": MeanPooled.__name__, "parent_library": "snnk.finetune"}
-    write_json(file, found)
+    _io.write_json(file, found)

@@ -10,7 +10,6 @@ and spends what is left where it lessens the error most.
 
 from __future__ import annotations
 
-import json
 import numbers
 import re
 from collections import Counter
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from snnk import _checks
+from snnk import _checks, _io
 from snnk.atoms import choose_atoms
 from snnk.features import ArcCosine, FeatureMap, ProjectedURF
 from snnk.hf.architectures import FFN, Observation, find_ffns, observe
@@ -102,15 +101,12 @@ class Plan:
         return cls(kind, tuple(BlockPlan(**block) for block in blocks))
 
     def save(self, path: str | Path) -> None:
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
-        temporary.replace(path)
+        _io.write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         try:
-            return cls.from_dict(json.loads(Path(path).read_text()))
+            return cls.from_dict(_io.read_json(path, "a plan of snnk"))
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path} is no plan of snnk: {error}") from error
 

@@ -20,11 +20,10 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model_state_dict
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from snnk import _checks
+from snnk import _checks, _io
 from snnk.adapters import mask_at, unchunked
 from snnk.hf.architectures import weight_of
 from snnk.hf.plan import evaluating, place
@@ -77,12 +76,7 @@ class LoraConversion:
         """Write the adapter for PeftModel.from_pretrained, which needs no snnk then."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         path = Path(folder, SAFETENSORS_WEIGHTS_NAME)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            save_file(self.state_dict, temporary, {"format": "pt"})
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        _io.write_tensors(path, self.state_dict, {"format": "pt"})
         self.config.save_pretrained(os.fspath(folder))
 
     def __str__(self) -> str:

@@ -1,0 +1,210 @@
+"""Files that appear whole or not at all, locks on outputs, and readers whose errors name the file.
+
+A file or folder is written under a temporary name beside its place, flushed to disk, and renamed. Its process holds a
+lock on the temporary name, which the system releases when the process ends, however it ends: a name without a lock
+was left by a run that was killed, and the next write to the same place removes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+try:
+    import fcntl
+except ImportError:  # a system without such locks: nothing is refused there, and nothing is removed
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary file, made already, that takes the place of `path` when the block ends; an error leaves nothing.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "numbers.txt")
+        >>> with replacing(path) as temporary:
+        ...     _ = temporary.write_text("1 2 3")
+        >>> [file.name for file in path.parent.iterdir()]
+        ['numbers.txt']
+    """
+    path = Path(path)
+    remove_leftovers(path)
+    with _temporary(path, folder=False) as temporary:
+        yield temporary
+        _flush(temporary)
+        temporary.replace(path)
+        _flush(path.parent)
+
+
+@contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary folder that takes the name `path`, where nothing may be, when the block ends."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(path)
+    with _temporary(path, folder=True) as temporary:
+        yield temporary
+        for part in sorted(temporary.rglob("*"), reverse=True):
+            if not part.is_symlink():
+                _flush(part)
+        _flush(temporary)
+        if path.exists() or path.is_symlink():  # made meanwhile, and a rename would replace an empty folder
+            raise FileExistsError(f"{path} exists already, so nothing was written; name a folder that does not exist")
+        temporary.rename(path)
+        _flush(path.parent)
+
+
+def remove_leftovers(path: str | os.PathLike[str]) -> list[Path]:
+    """Remove temporary files and folders for `path` that killed runs have left, and return their names."""
+    path, found = Path(path), []
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{32}}\.tmp")
+    for left in path.parent.iterdir() if fcntl is not None and path.parent.is_dir() else ():
+        if pattern.fullmatch(left.name):
+            with suppress(OSError), _opened(left) as descriptor:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+                found.append(left)
+    return found
+
+
+@contextmanager
+def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
+    """Hold the lock file `path` while the block runs, and remove it afterwards.
+
+    Whether there is something to do must be looked up inside the block: a run that held the lock before may have
+    finished it.
+
+    Args:
+        path: name of the lock file.
+        what: the output that it protects, for the error if another process holds it.
+    """
+    path = Path(path)
+    while True:
+        with path.open("a") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    raise ValueError(f"another run is writing to {what}; wait for it, or name another --out") from None
+            if not _same_file(path, file.fileno()):  # its last holder removed it after it was opened here
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Write a value as JSON, whole or not at all; NaN and infinity, which JSON does not have, raise a ValueError."""
+    text = json.dumps(value, indent=1, allow_nan=False) + "\n"
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def read_json(path: str | os.PathLike[str], what: str) -> Any:
+    """The value in a JSON file; a ValueError says why it is not `what`, such as "a plan of snnk"."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {path}, which should be {what}") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON, JSON nested too deeply
+        raise ValueError(f"{path} is not {what}: {error}") from error
+
+
+def write_tensors(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a safetensors file, whole or not at all."""
+    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with replacing(path) as temporary:
+        safetensors().torch.save_file(held, temporary, dict(metadata) if metadata else None)
+
+
+@contextmanager
+def open_tensors(path: str | os.PathLike[str], device: Any = None) -> Iterator[Any]:
+    """An open safetensors file, of which nothing but the header is read yet; a damaged one is a ValueError."""
+    library = safetensors()
+    try:
+        with library.safe_open(os.fspath(path), framework="pt", device=str(device or "cpu")) as file:
+            yield file
+    except library.SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}; copy it or save it again") from None
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {path}") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def safetensors() -> Any:
+    """The package of that name, with its torch part; only the extra `tables` brings it along."""
+    try:
+        import safetensors.torch
+    except ImportError:
+        message = "save and load need safetensors: pip install safetensors, or the extra, pip install 'snnk[tables]'"
+        raise ImportError(message) from None
+    return safetensors
+
+
+@contextmanager
+def _temporary(path: Path, folder: bool) -> Iterator[Path]:
+    """A locked temporary name for `path`; removed at the end if it is still there."""
+    temporary, descriptor = _claim(path, folder)
+    try:
+        yield temporary
+    finally:
+        if folder:
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _claim(path: Path, folder: bool) -> tuple[Path, int]:
+    while True:
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+        temporary.mkdir() if folder else temporary.touch(exist_ok=False)
+        try:
+            descriptor = os.open(temporary, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        if fcntl is not None:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if _same_file(temporary, descriptor):
+            return temporary, descriptor
+        os.close(descriptor)  # another process took it for a leftover before it was locked
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _same_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file or folder is on disk."""
+    with _opened(path) as descriptor:
+        os.fsync(descriptor)
