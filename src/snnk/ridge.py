@@ -8,6 +8,21 @@ r"""Ridge regression from sums alone (section 3.3; the appendix on training a bu
 
 yy is the sum of squares of centred y. All of it comes from sums over rows, so statistics of parts add, those of removed
 rows are subtracted, one eigendecomposition gives every lam, and the first k features use the corner of the same sums.
+
+Sums in float64 of features in float32 hold nothing below float32. A computed feature is phi + e with |e| <= r |phi|,
+and e differs from one processor to the next. Here r = u + ROUNDINGS u', where u is the unit roundoff of the features'
+dtype, in which they are stored, and u' that of float32 or better, in which they are computed. Two floors follow, both
+of them the number
+
+    floor = r^2 sum_i w_i |phi_i|^2,    about 0, as rounding is relative to a feature and not to its spread.
+
+1. The spectrum. Along a unit vector v in which the exact features do not vary, the computed ones still have
+   v' S v <= sum_i w_i |e_i|^2 <= floor. An eigenvalue below the floor may be nothing but squared rounding errors, and
+   so may be its share of y: such a direction gets no weight.
+2. lam. As |c_j|^2 <= s_j yy, |A| <= sqrt(yy) max_s sqrt(s) / (s + lam) <= sqrt(yy / lam) / 2, and rounding moves the
+   outputs by |A e_i|, in the root mean square by at most sqrt(yy / n) r sqrt(sum_i w_i |phi_i|^2 / lam) / 2. Below
+   lam = floor this bound exceeds half the deviation of y: outputs could belong to the processor rather than to the
+   data. So searches for lam begin at the floor. A lam that is given as a number is used as it is.
 """
 
 from __future__ import annotations
@@ -29,6 +44,8 @@ F64 = torch.float64
 BLOCK_ROWS, PANEL = 2048, 192  # fast at 1024 features; of 1024 to 8192 rows and 128 to 1025 columns
 BLOCK_DTYPES = {"float64": F64, "float32": torch.float32}
 FORMAT = {"format": "snnk.RidgeStats", "version": "1"}
+ROUNDINGS = 32  # rounding errors in a feature, in units of u: a dot product of 1,000 terms has about its square root
+TIE = 1e-6  # scores that are closer than this part of the least one are taken for equal
 Rows = tuple[tuple[float, float, float], ...]
 
 
@@ -85,6 +102,7 @@ class RidgeFactor:
     total_weight: float
     rows: int
     condition: float
+    floor: float  # the least lam of a search; see the top of this file
 
     def curves(self, lams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Degrees of freedom (L,), sums of squared residuals (L, t) and GCV (L,), mean over targets, at lams (L,).
@@ -101,11 +119,16 @@ class RidgeFactor:
         return 1 + rank - shrunk.sum(1), rss, self.rows * rss.mean(1) / (spare + shrunk.sum(1)).square()
 
     def search(self, score: Callable[[Tensor], Tensor] | None = None) -> RidgeSolution:
-        """The solution of least GCV, or of least score(lams): (L,) -> (L,); four lam a decade, refined at the best."""
+        """The solution of least GCV, or of least score(lams): (L,) -> (L,).
+
+        Four lam per decade from the floor upwards are tried, then more near the best. Where the curve is flat, the
+        largest lam is taken: which of equal scores is the least would be up to rounding.
+        """
         if self.rows < 2:
             raise ValueError(f"a search for lam needs at least 2 rows; got {self.rows}. Give lam as a number")
         top = math.log10(float(self.values[-1])) if len(self.values) else 0.0
-        low, high, steps = top - 16, top + 4, 81
+        low, high = max(top - 16, math.log10(max(self.floor, 1e-300))), top + 4
+        least, steps = low, math.ceil(4 * (high - low)) + 1
         path: list[tuple[float, float, float]] = []
         for _ in range(4):
             lams = torch.logspace(low, high, steps, dtype=F64)
@@ -113,8 +136,9 @@ class RidgeFactor:
             scores = scores if score is None else score(lams)
             path += zip(lams.tolist(), scores.tolist(), freedom.tolist(), strict=True)
             best, width = int(scores.argmin()), (high - low) / (steps - 1)
-            low, high, steps = low + (best - 1) * width, low + (best + 1) * width, 21
-        lam, value, _ = min(path, key=lambda row: row[1])
+            low, high, steps = max(low + (best - 1) * width, least), low + (best + 1) * width, 21
+        lowest = min(score for _, score, _ in path)
+        lam, value, _ = max(row for row in path if row[1] <= lowest + TIE * abs(lowest))
         return self.solve(lam, value, tuple(sorted(path)))
 
     def solve(self, lam: float, score: float | None = None, path: Rows = ()) -> RidgeSolution:
@@ -171,9 +195,10 @@ class RidgeStats:
             raise ValueError(f"block_dtype must be torch.float64 or torch.float32; got {block_dtype!r}")
         self.folds, self.block_dtype, self.note = folds, block_dtype, ""
         # Sums over rows z = (1, phi - shift, y - shift), each fold apart: first n, phi, y; then phi'phi (upper triangle
-        # only) and phi'y; last the number of rows, zeros, y^2. A shift near the mean keeps the digits that centring far
-        # from 0 would cancel. It is fixed at the first block (NaN before) rather than followed, so that sums are linear
-        # in the rows: they add, subtract and all-reduce. Its values are float32: both dtypes subtract the same.
+        # only) and phi'y; last the number of rows, (r phi)^2 about 0 for the floor, y^2. A shift near the mean keeps
+        # the digits that centring far from 0 would cancel. It is fixed at the first block (NaN before) rather than
+        # followed, so that sums are linear in the rows: they add, subtract and all-reduce. Its values are float32:
+        # both dtypes subtract the same.
         shape, device = (max(folds, 1), 2 + m, 1 + m + t), torch.empty(0, device=device).device  # a bad one raises here
         try:
             self.sums = torch.zeros(shape, dtype=F64, device=device)
@@ -219,6 +244,7 @@ class RidgeStats:
         self.rows.add_(torch.bincount(counted, minlength=len(self.rows)), alpha=sign)
         if n and bool(self.shift.isnan().any()):
             self.reshift_(torch.cat([x[:BLOCK_ROWS].to(self.shift).mean(0) for x in (phi, y)]))
+        before = self._squares()
         buffer = torch.empty(min(n, BLOCK_ROWS), 1 + m + t, dtype=self.block_dtype, device=device)
         for start in range(0, n, BLOCK_ROWS):
             block, z = slice(start, start + BLOCK_ROWS), buffer[: n - start]
@@ -229,7 +255,14 @@ class RidgeStats:
                 z.mul_(weight[block].to(self.sums).sqrt().to(z.dtype)[:, None])
             for f, sums in enumerate(self.sums):
                 _accumulate(sums, z[fold[block] == f] if self.folds else z, sign)
+        self.sums[:, -1, 1 : 1 + m].add_(self._squares() - before, alpha=_rounding(phi.dtype) ** 2)
         return self
+
+    def _squares(self) -> Tensor:
+        """Sums of squares of each feature about 0, for each fold: (folds, m)."""
+        m, shift = self.num_features, self.shift[: self.num_features].nan_to_num(0.0)
+        about_shift = self.sums[:, 1:-1, 1 : 1 + m].diagonal(dim1=1, dim2=2)
+        return about_shift + (2 * self.sums[:, 0, 1 : 1 + m] + self.sums[:, 0, :1] * shift) * shift
 
     def merge(self, other: RidgeStats) -> RidgeStats:
         """Add the rows of other statistics to these, in place; `a + b` and `a - b` make new ones."""
@@ -350,7 +383,7 @@ class RidgeStats:
         values, vectors = torch.linalg.eigh(within, UPLO="U")
         values = (1 - shrinkage) * values + shrinkage * values.mean()
         condition = _condition(values)
-        if condition * self._tolerance(k) >= 1:
+        if float(values[0]) <= self._tolerance(k) * float(values[-1]) + _floor(sums) / n:
             raise ValueError(f"singular covariance, condition number {condition:.1e}: use shrinkage > 0")
         weight = ((vectors / values) @ (vectors.T @ means)).T.contiguous()
         bias = (counts / n).log() - (weight * means.T).sum(1) / 2 - weight @ (mean + self.shift[:k])
@@ -381,14 +414,15 @@ class RidgeStats:
         k, n, first = len(sums) - 2, float(sums[0, 0]), sums[0, 1:]
         centred = torch.addr(sums[1:-1, 1:], first[:k], first, alpha=-1 / n)  # (k, k + t)
         values, vectors = torch.linalg.eigh(centred[:, :k], UPLO="U")
-        keep = values > self._tolerance(k) * values[-1].clamp_min(0)
+        floor = _floor(sums)
+        keep = values > max(self._tolerance(k) * float(values[-1]), floor)
         # Rows about their mean span one direction less; where almost all were removed, rounding stands above the rest.
         rows = int(sums[-1, 0])
         keep[: max(k - (rows - 1), 0)] = False
         vectors, target = vectors[:, keep], vectors[:, keep].T @ centred[:, k:]
         mean = first / n + torch.cat([self.shift[:k], self.shift[self.num_features :]])
         power = sums[-1, 1 + k :] - first[k:].square() / n
-        return RidgeFactor(values[keep], vectors, target, mean, power, n, rows, _condition(values))
+        return RidgeFactor(values[keep], vectors, target, mean, power, n, rows, _condition(values), floor)
 
     def _held_out(self, num_features: int | None) -> Callable[[Tensor], Tensor]:
         """Squared error on the folds left out, mean over rows and targets, as a function of lams (L,) -> (L,)."""
@@ -437,6 +471,10 @@ class RidgeStats:
             stats.shift, stats.sums = (file.get_tensor(name) for name in names)
         if not bool(stats.sums.isfinite().all()):
             raise ValueError(f"{path} holds NaN or infinite sums; make the statistics again")
+        if not bool(
+            stats.sums[:, -1, 1 : 1 + m].any()
+        ):  # version 0.1 did not note the precision; it is float32 or better
+            stats.sums[:, -1, 1 : 1 + m] = stats._squares() * _rounding(torch.float32) ** 2
         stats.note = metadata.get("note", "")
         return stats
 
@@ -465,6 +503,17 @@ def _translate(sums: Tensor, delta: Tensor) -> None:
     sums[-1, 1 + k :].add_((2 * first[k:] + n * delta[k:]) * delta[k:])
     sums[1:-1, 1:].addr_(delta[:k], first).addr_(first[:k] + n * delta[:k], delta)
     sums[0, 1:].add_(n * delta)
+
+
+def _floor(sums: Tensor) -> float:
+    """What rounding of the features may put into an eigenvalue of phi'phi; see the top of this file."""
+    return float(sums[-1, 1 : len(sums) - 1].sum().clamp_min(0))
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """r at the top of this file."""
+    stored, computed = (torch.finfo(d).eps / 2 for d in (dtype, torch.promote_types(dtype, torch.float32)))
+    return stored + ROUNDINGS * computed
 
 
 def _condition(values: Tensor) -> float:  # of a matrix with these eigenvalues, ascending

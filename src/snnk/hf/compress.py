@@ -122,7 +122,7 @@ class Tokens:
     def sums(self, phi: Callable[[Tensor], Tensor], num_features: int) -> RidgeStats:
         stats = RidgeStats(num_features, self.y.shape[1], block_dtype=torch.float32)
         for x, y, w in zip(self.x.split(ROWS), self.y.split(ROWS), self.weight.split(ROWS), strict=True):
-            stats.update(phi(x).float().cpu(), y.cpu(), w.cpu())
+            stats.update(phi(x).cpu(), y.cpu(), w.cpu())
         return stats
 
 

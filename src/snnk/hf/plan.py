@@ -254,7 +254,7 @@ def sums(ffns: list[FFN], model: Any, batches: Iterable[Mapping[str, Tensor]]) -
     def add(ffn: FFN, seen: Observation) -> None:
         mask = tokens_of(batch, seen.inputs.shape[:-1])
         x, y, stream = (t.flatten(0, -2)[mask] for t in (seen.inputs, seen.outputs, seen.sum))
-        phi = torch.cat([ffn.hidden(x), x], 1).float()
+        phi = torch.cat([ffn.hidden(x), x], 1)
         found[ffn.name].update(phi.cpu(), y.float().cpu(), importance(ffn, stream)[0].cpu())
 
     with evaluating(model), torch.no_grad(), observe(ffns, add):

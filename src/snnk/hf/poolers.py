@@ -230,7 +230,7 @@ def _fit(layer: SNNKLinear, inputs: Iterable[Tensor], target: Callable[[Tensor],
     stats, count = RidgeStats(layer.num_features, layer.out_features, folds=FOLDS), 0
     for x in inputs:
         x = x.flatten(0, -2)
-        add_(stats, layer.feature_map.phi(x).float().cpu(), target(x).float().cpu(), count, mirrored=True)
+        add_(stats, layer.feature_map.phi(x).cpu(), target(x).float().cpu(), count, mirrored=True)
         count += len(x)
     if count < FOLDS:
         raise ValueError(f"the batches had {count} rows to fit the pooler to; it takes at least {FOLDS}")

@@ -228,8 +228,7 @@ def _rows(model: Any, group: Layers, batches: list[Any], adapter_name: str) -> I
         # compared by number, as OPT runs its blocks on (batch * tokens, d)
         mask = masks[name]
         keep = slice(None) if mask is None or len(mask) != len(x) else mask.cpu()
-        wide = torch.promote_types(x.dtype, torch.float32)
-        seen.append((name, x[keep].to(wide), d[keep].to(wide)))
+        seen.append((name, x[keep], d[keep]))
 
     handles = [
         layer.register_forward_pre_hook(lambda layer, args, name=name: note(name, layer, args[0]))
