@@ -56,3 +56,39 @@ def inverse_transform(spectrum, f0, z):
         for low, high in [(1e-9, 0.5), (0.5, 2.0), (2.0, 8.0), (8.0, 60.0)]
     )
     return f0 + spectrum.slope * z + total
+
+
+def orthogonal_variance(d, rows, t):
+    """Variance of one antithetic row's estimate of e^{i z} at z = 0, times what `rows` orthogonal rows make of it.
+
+    With |u|^2 = |v|^2 = t and u.v = 0 the vector c = v + iu has c.c = 0, so that (g.c)^k is a harmonic of degree k of
+    mean square (2t)^k k! on Gaussian rows, and d^k / (d (d + 2) ... (d + 2k - 2)) of that on the sphere of radius
+    sqrt(d). Of exp(g.c) the even k are left, half for the real part. Two orthogonal rows correlate in degree k as the
+    Gegenbauer polynomial of that degree at 0: -1 / (d - 1), 3 / ((d - 1)(d + 1)), ...
+    """
+    total = 0.0
+    for k in range(2, 60, 2):
+        radius = math.prod(d / (d + 2 * i) for i in range(k))
+        between = (-1) ** (k // 2) * math.prod((2 * i + 1) / (d - 1 + 2 * i) for i in range(k // 2))
+        total += (2 * t) ** k / math.factorial(k) / 2 * radius * (1 + (rows - 1) * between)
+    return total
+
+
+def sphere_bias_squared(d, kappa):
+    """Mean over directions of x and w, and over b, of the squared bias of sin(w.x + b) at |x||w| = kappa.
+
+    The mean of exp(g.c) over the sphere of radius sqrt(d) is 0F1(; d/2; d c.c / 4), and c.c = 2i z.
+    """
+
+    def squared(z):
+        mean, term = 0j, 1 + 0j
+        for k in range(80):
+            mean += term
+            term *= 0.5j * d * z / ((d / 2 + k) * (k + 1))
+        return abs(mean - cmath.exp(1j * z)) ** 2 / 2
+
+    def density(cosine):
+        return (1 - cosine**2) ** ((d - 3) / 2)
+
+    top = integrate.quad(lambda c: squared(kappa * c) * density(c), -1, 1)[0]
+    return top / integrate.quad(density, -1, 1)[0]

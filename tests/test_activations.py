@@ -1,3 +1,4 @@
+import itertools
 import math
 import pickle
 
@@ -6,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy import stats
 from torch import nn
 
 from snnk import ACTIVATIONS, Activation
-from snnk._series import fit_series
+from snnk._series import _share, block_factor, fit_series
 from snnk.activations import leaky_relu, resolve_activation
 from snnk.features import Sampled
 
@@ -111,12 +113,12 @@ def test_series_error_is_what_the_fit_minimises():
 
 @pytest.mark.parametrize("name", ["sin", "cos", "tanh", "sigmoid", "erf", "gelu", "silu", "softplus", "identity"])
 @pytest.mark.parametrize("block_size", [1, 4])
-def test_sampled_frequencies_are_unbiased(name, block_size):
+def test_sampled_frequencies_are_unbiased(name, block_size, proposal=None):
     """Mean over xi of the weighted cosines and sines is f, within five standard errors."""
     a, z = ACTIVATIONS[name], np.array([-0.9, 0.2, 1.1])
     generator, means = torch.Generator().manual_seed(1), []
     for _ in range(80):
-        omega, alpha, beta = Sampled(block_size=block_size).rows(a, -1.5, 1.5, 400, generator)
+        omega, alpha, beta = Sampled(proposal, block_size).rows(a, -1.5, 1.5, 400, generator)
         terms = alpha[:, None] * np.cos(omega[:, None] * z) + beta[:, None] * np.sin(omega[:, None] * z)
         means.append(terms.mean(0))
     error = np.std(means, axis=0, ddof=1) / math.sqrt(len(means))
@@ -124,6 +126,11 @@ def test_sampled_frequencies_are_unbiased(name, block_size):
     assert (np.abs(np.mean(means, axis=0) - a.evaluate(z)) <= 5 * error + (1e-4 if windowed else 1e-12)).all()
     if a.spectrum.density is not None or windowed:
         assert (error < 0.1).all()  # a test with large error bars proves nothing
+
+
+@pytest.mark.parametrize("name", ["tanh", "erf"])
+def test_a_proposal_need_not_be_symmetric(name):
+    test_sampled_frequencies_are_unbiased(name, 1, stats.laplace(loc=0.1, scale=0.2))
 
 
 def test_resolve_activation():
@@ -154,3 +161,22 @@ def test_unknown_activation(bad, error, message):
 def test_bad_range(bad):
     with pytest.raises(ValueError, match="low < high"):
         resolve_activation("relu", bad)
+
+
+@pytest.mark.parametrize("weights", [[5.0, 3.0, 2.0], [0.9, 0.06, 0.04], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
+@pytest.mark.parametrize("total", [3, 4, 11, 12])
+def test_shares_are_the_nearest_integers(weights, total):
+    """Against every way to share out what is left when each term has one."""
+    found = _share(np.array(weights), total)
+    exact = 1 + (total - 3) * np.array(weights if any(weights) else [1, 1, 1]) / (sum(weights) or 3)
+    ways = [way for way in itertools.product(range(1, total + 1), repeat=3) if sum(way) == total]
+    assert tuple(found) in ways
+    assert np.square(found - exact).sum() == pytest.approx(min(np.square(way - exact).sum() for way in ways))
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+def test_block_factor_is_that_of_draws_without_replacement(count):
+    """A quantity whose five values in a block sum to 0: whole blocks have no error, of a part every choice counts."""
+    values = np.array([3.0, 1.0, 0.0, -2.0, -2.0])
+    sums = [sum(part) for part in itertools.combinations(values, count % 5)]
+    assert float(block_factor(np.array(count), 5)) == pytest.approx(np.mean(np.square(sums)) / values.var() / count)

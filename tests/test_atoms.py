@@ -124,3 +124,29 @@ def test_refine_sees_every_row_once_in_a_round():
             assert sorted(row for step in part for row in step) == list(range(40))
         assert steps[:4] != steps[4:]
     assert seen[0] != seen[1]
+
+
+def test_refine_begins_and_ends_with_small_steps(monkeypatch):
+    """The rate rises over twenty steps and falls to nothing, relative to the size of each parameter."""
+    rates = []
+
+    class Adam(torch.optim.Adam):
+        def step(self, *args, **kwargs):
+            rates.append([group["lr"] for group in self.param_groups])
+            return super().step(*args, **kwargs)
+
+    monkeypatch.setattr(torch.optim, "Adam", Adam)
+    small, large = torch.full((1, 1), 0.5), torch.full((1,), 4.0)
+    x = torch.arange(40.0)[:, None]
+    refine_(lambda z: z * small + large, [small, large], x, x, torch.ones(40), torch.ones(1), steps=50)
+    shape = [min(1, (step + 1) / 20) * (1 - step / 50) for step in range(50)]
+    assert [r[0] for r in rates] == pytest.approx([0.05 * s for s in shape])
+    assert [r[1] for r in rates] == pytest.approx([0.4 * s for s in shape])
+
+
+def test_refine_weighs_outputs_by_their_scale():
+    """One parameter for two outputs that ask for 1 and 3: least squares of scale 3 and 1 is (9 + 3) / 10."""
+    x, y = torch.ones(64, 1), torch.tensor([[1.0, 3.0]]).expand(64, 2)
+    p = torch.full((1, 1), 2.0)
+    refine_(lambda z: (z * p).expand(-1, 2), [p], x, y, torch.ones(64), torch.tensor([3.0, 1.0]), steps=300)
+    assert float(p) == pytest.approx(1.2, abs=0.01)

@@ -295,6 +295,19 @@ def test_ridge_is_chosen_on_rows_left_out(trained):
     assert bundled.report.fitted_error < 1.1 * min(errors)  # the best for the very rows that are held out
 
 
+@pytest.mark.parametrize(("rows", "lam"), [(79, "kfold"), (80, "gcv")])
+def test_the_ridge_is_from_folds_below_two_rows_a_feature(trained, rows, lam):
+    net, x = trained[0], trained[1][: rows * 5 // 4]
+    bundled = bundle(net, num_features=40, calibrate=x, method="fitted", **QUIET)
+    with torch.no_grad():
+        order = torch.randperm(len(x), generator=make_generator(0, stream=2))[len(x) // 5 :]
+        phi, y = bundled.phi(x[order]), net(x[order])
+        fits = {k: RidgeStats(40, 2, folds=5).update(phi, y).solve(k).weight for k in ("gcv", "kfold")}
+    assert len(order) == rows
+    near = {k: float((bundled.weight.detach() - fit).norm() / fit.norm()) for k, fit in fits.items()}
+    assert near.pop(lam) < 1e-4 and min(near.values()) > 1e-2
+
+
 def test_maps_are_calibrated_on_the_features_before_them():
     net, x = mlp(6, 5, 4, 3), 2 + seeded(200, 6)
     for feature_map in ("projected", "urf"):

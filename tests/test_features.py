@@ -1,3 +1,4 @@
+import copy
 import math
 import warnings
 
@@ -85,6 +86,16 @@ def test_centre_is_exact():
     assert (estimate(far, x + shift, w, b) - far.exact(x + shift, w, b)).abs().max() < 0.05
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_centre_in_half_precision(dtype):
+    """Inputs and mean that bfloat16 holds exactly: what is left is the rounding of g, 2^-8 of each, and of phi."""
+    steps = torch.randint(-8, 9, (20, 8), generator=torch.Generator().manual_seed(0)) / 32
+    x = 4.25 + torch.cat([steps, -steps])
+    fm = URF(8, 64, "sin").calibrate(x, unit(4, 8, 1))
+    exact, found = fm.phi(x), copy.deepcopy(fm).to(dtype).phi(x.to(dtype)).float()
+    assert (found - exact).abs().max() < 2**-8 * (1 + float(steps.norm(dim=1).max()) * 8**0.5) * exact.abs().max()
+
+
 @pytest.mark.parametrize("name", ["sin", "cos", "gelu", "tanh", "sigmoid", "silu", "softplus", "erf"])
 @pytest.mark.parametrize("projection", ["orthogonal", "iid"])
 def test_predicted_error_is_the_measured_one(name, projection):
@@ -109,6 +120,85 @@ def test_predicted_error_of_the_paper_map():
     maps = [URF.paper(32, 256, "sin", seed=s, **F64) for s in range(100)]
     measured = torch.stack([(estimate(fm, x, w, b) - fm.exact(x, w, b)).square().mean() for fm in maps]).mean()
     assert float(measured / maps[0].predicted_error(w, b).mean()) == pytest.approx(1, abs=0.35)
+
+
+def across(n, d, norm):
+    """n pairs x, w at right angles, |x| = norm and |w| = 1, and biases b that go once round the circle."""
+    x, w = unit(n, d, 0, norm), unit(n, d, 1)
+    w = w - (w * x).sum(1, keepdim=True) / norm**2 * x
+    return x, w / w.norm(dim=1, keepdim=True), torch.arange(n, dtype=torch.float64) * 2 * math.pi / n
+
+
+def squared_errors(make, x, w, b, draws):
+    """Mean over the pairs of the squared error of f(w.x + b) for each of `draws` maps, (draws,)."""
+    maps = (make(seed) for seed in range(draws))
+    return torch.stack(
+        [((fm.phi(x) * fm.psi(w, b)).sum(1) - fm.activation(b + (x * w).sum(1))).square().mean() for fm in maps]
+    )
+
+
+def assert_mean(values, expected, slack=0.0, precision=0.03):
+    """Within five standard errors, each less than `precision` of it: large error bars would prove nothing."""
+    error = float(values.std() / len(values) ** 0.5)
+    assert error < precision * expected
+    assert abs(float(values.mean()) - expected) <= 5 * error + slack * expected
+
+
+@pytest.mark.parametrize("antithetic", [True, False])
+def test_predicted_error_of_independent_rows_is_exact(antithetic):
+    """For pairs at right angles and rows that are Gaussian every moment is known: no slack but that of the draws."""
+    x, w, b = across(40, 8, 0.9)
+
+    def make(seed):
+        return URF(
+            8, 32, "sin", projection="iid", antithetic=antithetic, x_norm=0.9, seed=seed, on_error="ignore", **F64
+        )
+
+    assert_mean(squared_errors(make, x, w, b, 1500), float(make(0).predicted_error(w, b).mean()))
+
+
+def test_predicted_error_of_sampled_frequencies():
+    """They vary as well. The prediction takes its moments from the frequencies that were drawn: 1/P of it is lost."""
+    x, w, b = across(40, 8, 0.5)
+
+    def make(seed):
+        return URF.paper(8, 128, "tanh", rho="balanced", antithetic=True, x_norm=0.5, seed=seed, **F64)
+
+    predicted = torch.stack([make(seed).predicted_error(w, b).mean() for seed in range(400)])
+    measured = squared_errors(make, x, w, b, 400)
+    assert_mean(measured - predicted + predicted.mean(), float(predicted.mean()), slack=1 / 64, precision=0.06)
+
+
+@pytest.mark.parametrize(("d", "rows"), [(8, 8), (8, 11), (16, 10), (64, 64)])
+def test_error_of_orthogonal_rows_is_what_harmonics_say(d, rows):
+    """Measured against the exact error, and the prediction against both: never too small, and right for large d."""
+    x, w, b = across(40, d, 0.9)
+
+    def make(seed):
+        return URF(d, 2 * rows, "sin", projection="orthogonal", x_norm=0.9, seed=seed, on_error="ignore", **F64)
+
+    whole, left = divmod(rows, d)
+    exact = (whole * d * oracles.orthogonal_variance(d, d, 0.9) + left * oracles.orthogonal_variance(d, left, 0.9)) / (
+        rows**2
+    )
+    assert_mean(squared_errors(make, x, w, b, 1000), exact)
+    predicted = float(make(0).predicted_error(w, b).mean())
+    assert exact < predicted < (1 + 14 / d) * exact
+
+
+@pytest.mark.parametrize("d", [8, 32])
+def test_predicted_variance_and_bias_of_orthogonal_rows(d):
+    """P rows in whole blocks are predicted to have V / P + B: V of Gaussian rows, B the square of the sphere's bias."""
+    kappa, w, b = 0.9, unit(5, d, 1), torch.linspace(0, 2, 5, dtype=torch.float64)
+    one, two = (
+        URF(d, 2 * rows, "sin", projection="orthogonal", x_norm=kappa, on_error="ignore", **F64).predicted_error(w, b)
+        for rows in (d, 2 * d)
+    )
+    variance, bias_squared = 2 * d * (one - two), 2 * two - one
+    # of sin(z + b) a block of orthogonal rows has all but the first order of sinh^2 left, whatever b is
+    assert torch.allclose(variance, torch.full_like(variance, math.sinh(kappa) ** 2 - kappa**2), rtol=1e-9)
+    # z^2 / (d + 2) is the first order in 1 / d of the bias: E z^4 / (d + 2)^2 its square, the next is z^2 / d of it
+    assert bias_squared.numpy() == pytest.approx(oracles.sphere_bias_squared(d, kappa), rel=kappa**2 / d)
 
 
 @pytest.mark.parametrize(
@@ -261,6 +351,14 @@ def test_calibrate_takes_any_part():
     assert fm.calibrate(weight=w).summary[1] == pytest.approx(0.5)
     assert fm.calibrate(x).center.norm() > 1 and fm.calibrate(x).summary[1] == 1
     assert URF(8, 64, "tanh", range=(-4, 4)).calibrate(x, w).summary[2:4].tolist() == [-4, 4]
+
+
+@pytest.mark.parametrize("cls", [URF, ProjectedURF])
+def test_typical_norms_are_root_mean_squares(cls):
+    """Of the distances of inputs to their mean, and of weights: the error is the mean over them of squares."""
+    x, w = torch.tensor([[3.0, 1], [3, -1], [-3, 5], [-3, -5]]), torch.tensor([[0.1, 0.0], [0.0, 0.7]])
+    summary = cls(2, 64, "tanh", on_error="ignore", **F64).calibrate(x + 10, w).summary
+    assert summary[:2].tolist() == pytest.approx([22**0.5, 0.5])
 
 
 def test_constructor_ranges_and_a_series_of_ones_own():
@@ -477,6 +575,16 @@ def test_projected_bandwidth_is_the_best_of_the_grid(shift):
     }
     chosen = float(ProjectedURF(8, 64, "gelu", **options).calibrate(x, w).predicted_error(w).mean())
     assert chosen == pytest.approx(min(errors.values()), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_projected_psi_counts_on_the_digits_that_features_have(dtype):
+    """More features than their digits can tell apart: the error stays below the one that is predicted."""
+    g = torch.Generator().manual_seed(5)
+    x, w = (torch.randn(4000, 4, generator=g) / 2).to(dtype), unit(6, 4, 1)
+    fm = ProjectedURF(4, 256, "gelu", bandwidth=1.0, dtype=dtype)
+    error = (fm.phi(x).double() @ fm.psi(w).double().T - fm.exact(x.double(), w)).square().mean()
+    assert float(error) < float(fm.predicted_error(w).mean()) < 0.01 * float(fm.exact(x.double(), w).var())
 
 
 def test_projected_warns_and_refuses():

@@ -1,7 +1,9 @@
 import hashlib
 import json
+import random
 import subprocess
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from snnk import _cli_demo
-from snnk.hf.data import load_calibration, pad_id, pad_texts
+from snnk.hf.data import _sample, load_calibration, pad_id, pad_texts
 
 WORDS = [f"w{i}" for i in range(40)]
 
@@ -113,6 +115,21 @@ def test_limits_of_length_and_of_tokens(tmp_path):
     assert 500 <= sum(int(batch["attention_mask"].sum()) for batch in found) < 500 + 16 * 5
     first = set(make_texts(400)[:100])
     assert not set(decoded(load_calibration(path, make_tokenizer(), max_tokens=500))) <= first  # a sample, not the head
+
+
+def test_more_texts_than_tokens_are_sampled_in_one_pass(tmp_path):
+    """Each ordered pair of six items comes up as often as any other, in 9,000 independent draws."""
+    generator, draws = random.Random(0), 9000
+    found = Counter(tuple(_sample(range(6), 2, generator)) for _ in range(draws))
+    pairs = {(i, j) for i in range(6) for j in range(6) if i != j}
+    assert set(found) == pairs
+    share = 1 / len(pairs)
+    error = (share * (1 - share) / draws) ** 0.5
+    assert all(abs(count / draws - share) <= 5 * error for count in found.values())
+    assert sorted(_sample(range(6), 9, generator)) == list(range(6))
+    texts = make_texts(400)
+    some = decoded(load_calibration(write(tmp_path, "txt", texts), make_tokenizer(), max_tokens=60, batch_size=1))
+    assert set(some) <= set(texts) and not set(some) <= set(texts[:60])  # 60 of 400 texts are held, and not the first
 
 
 def test_a_tokenizer_without_padding_is_not_changed(tmp_path):

@@ -194,6 +194,23 @@ def test_few_rows_are_not_taken_for_certain():
     assert np.isfinite(fit.loss) and logits(model, input_ids=few).abs().max() < 30
 
 
+@pytest.mark.parametrize(
+    ("row", "rows", "chosen"),
+    [("bert", 4, "gcv"), ("bert", 9, "kfold"), ("bert", 31, "kfold"), ("bert", 32, "gcv"), ("gpt2", 300, "kfold")],
+)
+def test_automatic_lam_is_from_folds_where_rows_are_few(row, rows, chosen):
+    """Below two rows for each of 16 features, unless there are fewer than folds; mirrored rows are no more rows."""
+    few, fits = texts(rows), {}
+    y = few[:, 0].float() / 10 + 0.3 * torch.randn(rows, generator=torch.Generator().manual_seed(2))
+    for lam in ("auto", "gcv", "kfold") if rows > 4 else ("auto", "gcv"):
+        model = make(row, hf.AutoModelForSequenceClassification, num_labels=1)
+        fits[lam] = start_classifier_(model, batches(few, y), lam=lam).solution
+    assert fits["auto"].lam == pytest.approx(fits[chosen].lam, rel=1e-6)
+    assert fits["auto"].score == pytest.approx(fits[chosen].score, rel=1e-6)
+    other = {"gcv": "kfold", "kfold": "gcv"}[chosen]
+    assert other not in fits or fits["auto"].score != pytest.approx(fits[other].score, rel=1e-3)
+
+
 def test_bad_calls(ids):
     model = classifier(3)
     with pytest.raises(ValueError, match=r"every batch needs 'labels'.*got input_ids"):

@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from test_atoms import explained
 from test_hf_architectures import WIDTH, make
 from test_hf_compress import some_batches
 from torch import nn
 
-from snnk.hf import BlockPlan, Plan, compress_, find_ffns, plan
-from snnk.hf.plan import _allocate, evaluating, importance, tokens_of
+from snnk.atoms import choose_atoms
+from snnk.hf import BlockPlan, Plan, compress_, find_ffns, observe, plan
+from snnk.hf.plan import PENALTY, _allocate, _options, evaluating, importance, sums, tokens_of
+from snnk.ridge import RidgeStats
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +141,46 @@ def test_importance_is_that_of_the_next_layer_norm():
         wanted = [1 / np.var(row) for row in stream.double().numpy()]
         assert torch.allclose(weight.double(), torch.tensor(wanted), rtol=1e-4)
         assert torch.allclose(scale, columns(ffn).detach()) and (row == "llama" or float(scale.std()) > 0.1)
+
+
+def test_what_a_block_may_become_has_the_weighted_error_of_its_fit():
+    """Every option against the rows themselves: tokens count by 1 / variance, outputs by the scale of the LayerNorm."""
+    model, batches = make("bert", num_hidden_layers=1), some_batches(count=20)
+    (ffn,) = find_ffns(model)
+    with torch.no_grad():
+        ffn.block.output.LayerNorm.weight.copy_(torch.linspace(0.2, 3, 16))
+        ffn.down_weight().mul_(torch.linspace(1, 9, 16)[:, None])
+        ffn.up_weight().mul_(4)
+    rows = []
+    with torch.no_grad(), observe([ffn], lambda _, seen: rows.append(seen)):
+        for batch in batches:
+            model(**batch)
+    mask = torch.cat([batch["attention_mask"].bool().flatten() for batch in batches])
+    x, y, stream = (torch.cat([getattr(r, n).flatten(0, 1) for r in rows])[mask] for n in ("inputs", "outputs", "sum"))
+    with torch.no_grad():
+        phi, x, y, w = ffn.hidden(x).double(), x.double(), y.double(), 1 / stream.double().var(1, correction=0)
+    scale = torch.linspace(0.2, 3, 16, dtype=torch.float64)
+    assert float(w.std() / w.mean()) > 0.3  # tokens that all count the same would show nothing
+
+    def centred(v):
+        return v - (w[:, None] * v).sum(0) / w.sum()
+
+    def squared(error):
+        return float((w[:, None] * (scale * error).square()).sum())
+
+    total = squared(centred(y))
+    linear = RidgeStats(16, 16).update(x, y, w).solve("gcv")
+    wanted = {("drop", None): 1.0, ("dense", None): 0.0, ("linear", None): squared(y - linear.predict(x)) / total}
+    gram, cross = centred(phi).T @ (w[:, None] * phi), centred(phi).T @ (w[:, None] * y) * scale
+    penalty = PENALTY * float(gram.diagonal().mean())
+    order, _ = choose_atoms(gram, cross, WIDTH, penalty)
+    for m in range(2, WIDTH, 2):
+        wanted["atoms", m] = 1 - explained(gram, cross, order[:m].tolist(), penalty) / total
+    found = [block for each, stats in sums([ffn], model, batches) for block in _options(each, stats)]
+    assert {(b.kind, b.num_features): b.predicted_error for b, _ in found} == pytest.approx(wanted, abs=1e-4)
+    damages = {(b.kind, b.num_features): damage for b, damage in found}
+    share = total / float(w.sum())
+    assert damages == pytest.approx({key: error * share for key, error in wanted.items()}, abs=1e-4 * share)
 
 
 def option(cost, damage):

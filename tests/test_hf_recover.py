@@ -1,6 +1,7 @@
 """Recovery trains in float32 whatever the model's dtype, changes only what was replaced, and never leaves rubbish."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -8,8 +9,8 @@ from test_hf_agreement import make
 from test_hf_architectures import perturb_
 
 from snnk.hf import find_ffns, replace_
-from snnk.hf.agreement import agreement, outputs_of
-from snnk.hf.recover import recover_
+from snnk.hf.agreement import Read, agreement, outputs_of
+from snnk.hf.recover import _distance, recover_
 
 
 def batches(count=6):
@@ -101,3 +102,36 @@ def test_a_batch_of_padding_alone_teaches_nothing():
     empty = {"input_ids": torch.zeros(1, 4, dtype=torch.long), "attention_mask": torch.zeros(1, 4, dtype=torch.long)}
     recover_(model, teacher, new, [*batches(1), empty], steps=6)
     assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+def test_distances_by_hand():
+    """Half the relative squared error of states, and 1 - cosine of their means; of logits KL, and squared errors."""
+    mask = torch.tensor([[[1.0], [1.0], [0.0]]])  # the third token is padding
+    wanted = Read({}, torch.tensor([[[1.0, 0.0], [3.0, 0.0], [9.0, 9.0]]]), mask)
+    found = Read({}, torch.tensor([[[1.0, 2.0], [3.0, 2.0], [7.0, 5.0]]]), mask)
+    turned = 1 - 1 / math.sqrt(2)  # means (2, 0) and (2, 2)
+    assert float(_distance(found, wanted)) == pytest.approx(0.5 * 8 / 10 + turned, rel=1e-6)
+    assert float(_distance(wanted, wanted)) == pytest.approx(0, abs=1e-6)
+    three = math.log(3)
+    p, q = torch.tensor([[0.0, 0.0]]), torch.tensor([[three, 0.0]])  # (1/2, 1/2) and (3/4, 1/4)
+    one, other = Read({"logits": q, "score": q[:, :1]}), Read({"logits": p, "score": p[:, :1]})
+    kl = 0.5 * math.log(2 / 3) + 0.5 * math.log(2)  # of the teacher's from the model's
+    assert float(_distance(one, other)) == pytest.approx(kl + three**2, rel=1e-6)
+
+
+def test_steps_begin_and_end_small(monkeypatch):
+    """The rate rises over ten steps and falls to nothing: the last of 40 is 1/40 of the first that is whole."""
+    rates = []
+
+    class Adam(torch.optim.Adam):
+        def step(self, *args, **kwargs):
+            rates.append(self.param_groups[0]["lr"])
+            return super().step(*args, **kwargs)
+
+    model = make("BertModel")
+    teacher, new = copy.deepcopy(model), halved(model)
+    size = 0.02 * float(new[0].up.weight.detach().square().mean().sqrt())
+    monkeypatch.setattr(torch.optim, "Adam", Adam)
+    recover_(model, teacher, new, batches(), steps=40)
+    wanted = [size * min(1, (step + 1) / 10) * (1 - step / 40) for step in range(40)]
+    assert rates == pytest.approx(wanted, rel=1e-6)

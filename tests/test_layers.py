@@ -117,3 +117,10 @@ def test_errors(linear):
         linear.weight[0, 0] = torch.nan
     with pytest.raises(ValueError, match="weight has 1 NaN"):
         SNNKLinear.from_linear(linear, "sin", 8)
+
+
+def test_random_weights_are_independent_of_the_map():
+    """w_i . g_i of rows that were drawn apart is positive as often as not; of one stream it would be negative."""
+    layer = SNNKLinear(63, 400, 400, ArcCosine(63, 400, projection="iid", augment=True, seed=3), seed=3)
+    positive = (layer.weight.diagonal() > 0).double().mean()  # A = relu(W G')
+    assert abs(float(positive) - 0.5) <= 5 * 0.5 / 400**0.5

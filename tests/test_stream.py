@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet as pq
@@ -21,6 +22,7 @@ from snnk import ArcCosine
 from snnk.models import FitConfig, TableModel
 from snnk.ridge import RidgeStats
 from snnk.stream import accumulate, fit
+from snnk.tables import Table, make_columns, plan_columns, scan
 
 CONFIG = FitConfig("y", 64, block_dtype="float64", lam=1e-2)
 
@@ -466,3 +468,83 @@ def test_a_table_without_rows_has_no_predictions(parquet, tmp_path):
     pq.write_table(make_table()[:0], tmp_path / "none.parquet")
     found = TableModel.load(tmp_path / "m").write_predictions(tmp_path / "none.parquet", tmp_path / "p.csv")
     assert found == (0, {}, {}) and (tmp_path / "p.csv").read_text().split() == ["predicted_y"]
+
+
+def test_columns_do_not_depend_on_who_read_which_block(parquet):
+    """Means of shares of the table differ in their last bits; the columns that come of them do not."""
+    table, found, means = Table(parquet), [], set()
+    for workers in (1, 2, 3, 5):
+        shares = [
+            scan(table, plan_columns(table, "y"), lambda i, _, n=workers, r=rank: i % n == r) for rank in range(workers)
+        ]
+        for other in shares[1:]:
+            shares[0].merge(other)
+        found.append(make_columns(shares[0], "y"))
+        means.add(shares[0].moments["x0"].mean)
+    assert len(means) > 1 and all(columns == found[0] for columns in found)
+
+
+def test_columns_of_a_sorted_table(tmp_path):
+    """Blocks whose means are far apart, and fractions and missing values that one share of them has alone."""
+    t = make_table(2000).sort_by("x0")
+    x = t["x0"].to_numpy().copy()
+    x[1900:] = np.nan
+    whole = np.arange(2000.0) // 500
+    whole[0] = 0.5
+    t = t.set_column(0, "x0", pa.array(x)).set_column(5, "y", pa.array(whole))
+    pq.write_table(t, tmp_path / "t.parquet", row_group_size=100)
+    table = Table(tmp_path / "t.parquet")
+    first, second = (scan(table, plan_columns(table, "y"), lambda i, _, r=r: i % 2 == r) for r in (1, 0))
+    columns = make_columns(first.merge(second), "y", missing="mean")
+    assert columns.target.categories is None  # 0.5 is no class
+    assert columns.inputs[0].scale == pytest.approx(np.nanstd(x), rel=1e-6)
+    assert columns.inputs[0].mean == pytest.approx(np.nanmean(x), abs=2e-6 * np.nanstd(x))
+    rows = [columns.encode(batch, label)[0] for label, batches in table.blocks() for batch in batches]
+    encoded = torch.cat(rows)[:, 0]
+    assert float(encoded.mean()) == pytest.approx(0, abs=1e-5) and bool((encoded[1900:] == 0).all())
+
+
+def test_classes_that_are_numbers_are_in_their_order(tmp_path):
+    t = pa.table({"a": np.arange(240.0), "y": np.tile(np.arange(12), 20)})
+    pq.write_table(t, tmp_path / "t.parquet", row_group_size=100)
+    table = Table(tmp_path / "t.parquet")
+    columns = make_columns(scan(table, plan_columns(table, "y")), "y")
+    assert columns.target.categories == tuple(str(i) for i in range(12))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_features": 32},
+        {"feature_map": "relu"},
+        {"bandwidth": 0.5},
+        {"missing": "drop"},
+        {"drop": ("x2",)},
+        {"block_dtype": "float32"},
+        {"target": "x1"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_checkpoint_is_for_one_configuration(parquet, tmp_path, change):
+    with pytest.raises(KeyboardInterrupt):
+        fit(parquet, tmp_path / "m", CONFIG, checkpoint_seconds=0, progress=_after(1000))
+    with pytest.raises(ValueError, match="checkpoint of another configuration or table"):
+        fit(parquet, tmp_path / "m", replace(CONFIG, **change))
+
+
+def test_r2_is_about_the_mean_of_the_rows_predicted(parquet, tmp_path):
+    """Rows whose mean is another than that of the rows trained on."""
+    fit(parquet, tmp_path / "m", CONFIG)
+    some = make_table().filter(pa.compute.greater(make_table()["y"], 1.0))
+    pq.write_table(some, tmp_path / "some.parquet")
+    _, score, _ = TableModel.load(tmp_path / "m").write_predictions(tmp_path / "some.parquet", tmp_path / "p.csv")
+    y, found = some["y"].to_numpy(), predictions(tmp_path / "m", tmp_path / "some.parquet")
+    assert score["R2"] == pytest.approx(1 - np.square(found - y).sum() / np.square(y - y.mean()).sum(), rel=1e-9)
+
+
+def test_the_map_is_made_for_the_norm_of_the_rows(parquet, tmp_path):
+    """A number has mean square 1, and a category as a whole has length 1, however many values it has."""
+    fit(parquet, tmp_path / "m", CONFIG)
+    model, table = TableModel.load(tmp_path / "m"), Table(parquet)
+    x = torch.cat([model.columns.encode(batch, label)[0] for label, batches in table.blocks() for batch in batches])
+    assert float(model.feature_map.summary[0]) ** 2 == pytest.approx(float(x.square().sum(1).mean()), rel=1e-4)

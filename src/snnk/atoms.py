@@ -45,7 +45,6 @@ def choose_atoms(gram: Tensor, cross: Tensor, count: int, penalty: float) -> tup
         gain = torch.where(free, rest.square().sum(1) / diagonal, -1.0)
         j = int(gain.argmax())
         column = gram[:, j] - factor[:, :k] @ factor[j, :k]
-        column[j] += penalty
         column /= diagonal[j].sqrt()
         rest.addr_(column, rest[j] / diagonal[j].sqrt(), alpha=-1)
         diagonal = (diagonal - column.square()).clamp_min(1e-3 * penalty)  # rounding may take it below the penalty

@@ -187,9 +187,10 @@ class URF(FeatureMap):
         z: Array | None = None
         if weight is not None and bias is not None:
             w_norm = float(weight.square().sum(1).mean().sqrt().clamp_min(1e-6))
-            mid, span = bias + weight @ center, x_norm * float(weight.norm(dim=1).max())
-            low, high = float(mid.min()) - span, float(mid.max()) + span
-            if x is not None:
+            if x is None:  # and so the mean is 0
+                span = x_norm * float(weight.norm(dim=1).max())
+                low, high = float(bias.min()) - span, float(bias.max()) + span
+            else:
                 sample = _thin(x, 1024) @ _thin(weight, 256).T + _thin(bias, 256)
                 z = np.quantile(sample.numpy(), np.linspace(0, 1, 2048))
         if self.activation.range is not None:
@@ -294,8 +295,9 @@ class URF(FeatureMap):
     def predicted_error(self, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         """Expected squared error for each output, (o,): misfit of the series plus variance.
 
-        For x of the typical norm and w in general position; for aligned pairs, and for coupled rows other than
-        "orthogonal", it is an upper bound. Without a weight, one output of the typical norm.
+        For x of the typical norm and w in general position it is exact for "iid" rows. It is an upper bound for aligned
+        pairs and for coupled rows: for "orthogonal" ones in whole blocks, sin and |x||w| = 0.9, it is 1.2 times the
+        error at d = 64, 1.4 times at d = 32 and 2.7 times at d = 8. Without a weight, one output of the typical norm.
         """
         if weight is None:
             weight = self.projection.new_zeros(1, self.in_features, dtype=torch.float64)
