@@ -149,8 +149,10 @@ def test_what_a_block_may_become_has_the_weighted_error_of_its_fit():
     (ffn,) = find_ffns(model)
     with torch.no_grad():
         ffn.block.output.LayerNorm.weight.copy_(torch.linspace(0.2, 3, 16))
-        ffn.down_weight().mul_(torch.linspace(1, 9, 16)[:, None])
-        ffn.up_weight().mul_(4)
+        ffn.down_weight().mul_(torch.linspace(8, 72, 16)[:, None])
+        for p in ffn.block.attention.output.LayerNorm.parameters():
+            p.mul_(8)  # inputs far larger than the features, whose penalty they must not change
+        ffn.up_weight().mul_(4 / 8)
     rows = []
     with torch.no_grad(), observe([ffn], lambda _, seen: rows.append(seen)):
         for batch in batches:
