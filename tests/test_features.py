@@ -157,6 +157,21 @@ def test_predicted_error_of_independent_rows_is_exact(antithetic):
     assert_mean(squared_errors(make, x, w, b, 1500), float(make(0).predicted_error(w, b).mean()))
 
 
+@pytest.mark.parametrize("t", [0.2, 0.6])
+def test_aligned_pairs_have_at_most_twice_the_predicted_error(t):
+    """For x = t w and sin: the mean of sin^2(g.u) sinh^2(g.v), |u|^2 = |v|^2 = u.v = t, less sin^2(t), all known."""
+    w = unit(40, 8, 1)
+    x, b = t * w, torch.zeros(40, dtype=torch.float64)
+
+    def make(seed):
+        return URF(8, 32, "sin", projection="iid", x_norm=t, seed=seed, on_error="ignore", **F64)
+
+    exact = ((2 * math.cosh(2 * t) - 1 - math.cos(4 * t)) / 4 - math.sin(t) ** 2) / 16
+    assert_mean(squared_errors(make, x, w, b, 1500), exact)
+    predicted = float(make(0).predicted_error(w, b).mean())
+    assert predicted < exact < 2 * predicted
+
+
 def test_predicted_error_of_sampled_frequencies():
     """They vary as well. The prediction takes its moments from the frequencies that were drawn: 1/P of it is lost."""
     x, w, b = across(40, 8, 0.5)

@@ -11,6 +11,7 @@ from sklearn.metrics import log_loss
 from test_hf_architectures import make
 
 from snnk.hf import start_classifier_
+from snnk.hf.heads import _collect
 
 N = 300
 
@@ -173,6 +174,16 @@ def test_rows_that_are_kept_are_spread_over_all(ids, monkeypatch):
     assert shares[0] == pytest.approx(float(y.double().mean()), abs=0.02) and shares[1] == pytest.approx(
         shares[0], abs=0.1
     )
+
+
+@pytest.mark.parametrize("size", [1, 7, 300])
+def test_rows_that_are_kept_are_evenly_spaced(ids, monkeypatch, size):
+    """Whatever the batches: 80 rows are thinned to 40, and so on, until every fourth of 300 is left."""
+    monkeypatch.setattr("snnk.hf.heads.KEPT_ROWS", 40)
+    model, y = classifier(1), torch.arange(float(N))
+    kept = _collect(model, model.classifier, batches(ids, y, size), 0)
+    assert kept.y[:, 0].tolist() == y[:: 4 if size < 300 else 2].tolist() and kept.count == N
+    torch.testing.assert_close(kept.h, features(model, ids)[kept.y[:, 0].long()].double(), atol=1e-5, rtol=1e-4)
 
 
 def test_labels_that_features_know_nothing_of(ids):

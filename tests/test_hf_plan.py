@@ -171,7 +171,7 @@ def test_what_a_block_may_become_has_the_weighted_error_of_its_fit():
         return float((w[:, None] * (scale * error).square()).sum())
 
     total = squared(centred(y))
-    linear = RidgeStats(16, 16).update(x, y, w).solve("gcv")
+    linear = RidgeStats(16, 16).update(x.float(), y, w).solve("gcv")
     wanted = {("drop", None): 1.0, ("dense", None): 0.0, ("linear", None): squared(y - linear.predict(x)) / total}
     gram, cross = centred(phi).T @ (w[:, None] * phi), centred(phi).T @ (w[:, None] * y) * scale
     penalty = PENALTY * float(gram.diagonal().mean())

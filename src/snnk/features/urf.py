@@ -295,9 +295,10 @@ class URF(FeatureMap):
     def predicted_error(self, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         """Expected squared error for each output, (o,): misfit of the series plus variance.
 
-        For x of the typical norm and w in general position it is exact for "iid" rows. It is an upper bound for aligned
-        pairs and for coupled rows: for "orthogonal" ones in whole blocks, sin and |x||w| = 0.9, it is 1.2 times the
-        error at d = 64, 1.4 times at d = 32 and 2.7 times at d = 8. Without a weight, one output of the typical norm.
+        For x of the typical norm and at right angles to w, as most are in many dimensions, it is exact for "iid" rows
+        and an upper bound for coupled ones: with "orthogonal" rows in whole blocks, sin and |x||w| = 0.9, it is 1.2
+        times the error at d = 64, 1.4 times at d = 32 and 2.7 times at d = 8. Pairs that are aligned have at most twice
+        the error. Without a weight, one output of the typical norm.
         """
         if weight is None:
             weight = self.projection.new_zeros(1, self.in_features, dtype=torch.float64)
