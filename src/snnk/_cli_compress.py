@@ -174,18 +174,20 @@ def check_out(out: Path) -> None:
 def load(folder: Path, say: Callable[[str], None]) -> tuple[Any, Any]:
     """The model, with the head that its configuration names, and its tokenizer or image processor."""
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         kind: Any = getattr(transformers, (config.architectures or [""])[0] or "AutoModel", AutoModel)
         if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
             kind = AutoModel
-        model, info = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
+        model, info = kind.from_pretrained(
+            folder, use_safetensors=True, output_loading_info=True, trust_remote_code=False
+        )
     except Exception as error:  # the files are the user's and the loader is not ours: anything may be wrong
         raise ValueError(f"{folder} cannot be loaded: {error}") from error
     if info["missing_keys"]:
         say(f"note: the files have no {', '.join(sorted(info['missing_keys']))}; these are random")
     images = model.main_input_name == "pixel_values"
     try:
-        processor = (AutoImageProcessor if images else AutoTokenizer).from_pretrained(folder)
+        processor = (AutoImageProcessor if images else AutoTokenizer).from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises plain ones
         raise ValueError(f"{folder} has no {'image processor' if images else 'tokenizer'} to load: {error}") from error
     size = getattr(config, "vocab_size", None) or 0

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+
+from snnk import _cli_print
 
 # names of METHODS and GLUE, which would cost the help seconds of imports
 METHOD_NAMES = (
@@ -89,7 +90,7 @@ def finetune_command(
 
     def say(line: str) -> None:
         if first:
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            _cli_print.say(console, line)
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}"), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not (first and console.is_terminal)) as bar:
@@ -118,20 +119,18 @@ def finetune_command(
         torch.distributed.destroy_process_group()
 
 
-def _table(metrics: dict[str, Any]) -> Table:
-    table = Table(title=f"{metrics['base_model']}, {metrics['method']}", title_justify="left")
+def _table(metrics: dict[str, Any]) -> Any:
     epochs, best = metrics["training"]["epochs"], metrics["training"]["best"]
     names = list(metrics["scores"]["validation"])
-    for heading in ("part", *names):
-        table.add_column(heading.replace("_", " "), justify="right")
-    kept = f"validation, epoch {epochs[best]['epoch']:g}"
-    rows = {
+    parts = {
         "validation, start": epochs[0],
-        kept: metrics["scores"]["validation"],
+        f"validation, epoch {epochs[best]['epoch']:g}": metrics["scores"]["validation"],
         "test": metrics["scores"].get("test"),
     }
-    for part, scores in rows.items():
-        if scores is None:
-            continue
-        table.add_row(part, *(f"{scores[name]:.4f}" for name in names))
-    return table
+    rows = [
+        {"part": part, **{name: f"{scores[name]:.4f}" for name in names}}
+        for part, scores in parts.items()
+        if scores is not None
+    ]
+    columns = {name: name.replace("_", " ") for name in ("part", *names)}
+    return _cli_print.make_table(f"{metrics['base_model']}, {metrics['method']}", columns, rows)

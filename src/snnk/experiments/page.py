@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from snnk import _io
+from snnk._text import markdown
 from snnk.experiments import EXPERIMENTS
 from snnk.experiments.records import Stored
 
@@ -34,9 +35,9 @@ def write_page(folder: Path) -> Path:
         if _is_small(name, results):
             continue  # it shows that the experiment runs, and nothing else
         for claim in EXPERIMENTS[name].claims(results):
-            cells = [str(claim[key]) for key in ("paper", "ours", "tolerance")]
+            cells = [markdown(claim[key]) for key in ("paper", "ours", "tolerance")]
             cells.append("yes" if claim["holds"] else "**no**")
-            lines.append(f"| [{name}](#{name}) | {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+            lines.append(f"| [{name}](#{name}) | {' | '.join(cells)} |")
     for name, results in found.items():
         module = EXPERIMENTS[name]
         small = " This is the small configuration, which shows that it runs and no more." * _is_small(name, results)
@@ -47,11 +48,12 @@ def write_page(folder: Path) -> Path:
             *(module.__doc__ or "").strip().splitlines(),
             "",
             f"Stands for: {module.FIGURE}. Command: `snnk reproduce {name}{_options(name, results)}`.{small} "
-            f"{len(results.rows)} rows in [{name}.json]({name}.json), {_commits(results)}, {_machines(results)}"
-            + (f", model {model}" if (model := _model(results)) else "")
+            f"{len(results.rows)} rows in [{name}.json]({name}.json), "
+            + markdown(f"{_commits(results)}, {_machines(results)}")
+            + (f", model {markdown(model)}" if (model := _model(results)) else "")
             + ".",
             "",
-            "Configuration: " + ", ".join(f"{key} {value}" for key, value in results.config.items()) + ".",
+            "Configuration: " + markdown(", ".join(f"{key} {value}" for key, value in results.config.items())) + ".",
         ]
         if (folder / f"{name}.png").exists():
             lines += ["", f"![{name}]({name}.png)"]

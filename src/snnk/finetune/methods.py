@@ -180,7 +180,9 @@ def _own_pooler(model: Any, setup: Setup) -> dict[str, Any]:
 
 def stored_pooler(source: str) -> Any:
     """The linear layer of the pooler in a model's files, of a folder or of the hub; None if they have none."""
-    base, info = AutoModel.from_pretrained(source, use_safetensors=True, output_loading_info=True)
+    base, info = AutoModel.from_pretrained(
+        source, use_safetensors=True, output_loading_info=True, trust_remote_code=False
+    )
     missing = any(key.startswith("pooler.") for key in info["missing_keys"])
     return None if missing else getattr(getattr(base, "pooler", None), "dense", None)
 

@@ -35,6 +35,7 @@ from snnk.finetune.loop import Progress, Trained, evaluate, peak_memory, train
 from snnk.finetune.methods import METHODS, Method, Setup, nothing
 from snnk.finetune.pooling import MeanPooled
 from snnk.hf.data import pad_id
+from snnk.hf.folders import check_folder, find_folder, find_transformer
 
 FORMAT = "snnk.Finetune/1"
 LARGE = 50_000  # rows from which the paper's settings for large data sets hold
@@ -88,6 +89,7 @@ def finetune(
     out = Path(config.out)
     checkpoint = out.with_name(f"{out.name}.checkpoint")
     check_out(out, checkpoint, config.resume)
+    find_transformer(find_folder(config.model))  # refuses code, links out of the folder, and an adapter
     images = is_images(config)
     processor = _processor(config.model, images)
     inputs = read(config, processor, images)
@@ -188,6 +190,8 @@ def load(folder: str | Path) -> tuple[Any, Any]:
         folder: that was the run's `out`.
     """
     folder = Path(folder)
+    if folder.is_dir():
+        check_folder(folder)
     try:
         facts = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
         adapter, images, mean = facts["adapter"], facts["images"], facts["config"]["pooling"] == "mean"
@@ -196,10 +200,11 @@ def load(folder: str | Path) -> tuple[Any, Any]:
         raise ValueError(f"{folder} was not written by snnk finetune: no metrics.json in it that says so") from error
     if adapter:
         source = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+        find_folder(str(source))
     kind = _kind(images, mean)
     options = {**_label_options(names), **_reset(adapter)}
     processor = _processor(str(folder), images)
-    model = kind.from_pretrained(source, use_safetensors=True, dtype=torch.float32, **options)
+    model = kind.from_pretrained(source, use_safetensors=True, dtype=torch.float32, trust_remote_code=False, **options)
     if not images:
         _tell_padding(model, processor)  # an adapter's base model has its own configuration
     if adapter:
@@ -222,7 +227,7 @@ def check_out(out: Path, checkpoint: Path, resume: bool) -> None:
 
 def _processor(source: str, images: bool) -> Any:
     try:
-        return (AutoImageProcessor if images else AutoTokenizer).from_pretrained(source)
+        return (AutoImageProcessor if images else AutoTokenizer).from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # the files are the user's and the loader is not ours: anything may be wrong
         what = "image processor" if images else "tokenizer"
         raise ValueError(f"{source} has no {what} that can be loaded: {error}") from error
@@ -258,6 +263,7 @@ def _load(
         model, info = kind.from_pretrained(
             config.model,
             use_safetensors=True,
+            trust_remote_code=False,
             output_loading_info=True,
             dtype=torch.float32,
             **_label_options(labels.names),

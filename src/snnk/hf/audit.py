@@ -183,7 +183,7 @@ def _open(source: Any, like: Any = None, weights: bool = False) -> tuple[PreTrai
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise ValueError(f"{folder} has no {', '.join(missing)}; models are read from safetensors only")
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     architecture = (config.architectures or ["none"])[0]
     kind: Any = getattr(transformers, architecture, None)
     if like is not None and like.config.model_type == config.model_type:
@@ -191,7 +191,7 @@ def _open(source: Any, like: Any = None, weights: bool = False) -> tuple[PreTrai
     if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
         raise ValueError(f"config.json in {folder} names the architecture {architecture!r}, which transformers has not")
     if weights:
-        return kind.from_pretrained(folder, use_safetensors=True), files
+        return kind.from_pretrained(folder, use_safetensors=True, trust_remote_code=False), files
     with torch.device("meta"):
         model = kind(config)
     quantization = getattr(config, "quantization_config", None)
