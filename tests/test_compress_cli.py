@@ -202,7 +202,9 @@ def test_other_models_in_the_folder_stay_there(run, bert, texts, tmp_path):
         (bert / name).write_text("kept") if "." in name else (bert / name).mkdir()
     for name in ("config.json", "model.safetensors"):
         (bert / "2_Dense" / name).write_text("kept")
-    (bert / "modules.json").write_text(json.dumps([{"idx": 1, "path": "2_Dense", "type": "x"}]))
+    (bert / "modules.json").write_text(
+        json.dumps([{"idx": 1, "path": "2_Dense", "type": "sentence_transformers.models.Dense"}])
+    )
     assert run("compress", bert, "--calibration", texts, "--refine", 0, "--out", tmp_path / "out")[0] == 0
     folders = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_dir()}
     assert folders == {"2_Dense", "notes", "runs"}

@@ -112,7 +112,7 @@ def finetune_command(
             raise
     if found.main:
         console.print(_table(found.metrics))
-        say(f"wrote {out}")
+        _cli_print.wrote(console, out)
     import torch
 
     if torch.distributed.is_initialized():

@@ -31,13 +31,17 @@ def printable(text: Any, *, lines: bool = False) -> str:
     return "".join(_shown(c) if unicodedata.category(c) in HIDDEN and not (lines and c == "\n") else c for c in found)
 
 
+def _joined(text: Any) -> str:
+    return re.sub(r"[ \t\r\n]+", " ", str(text)).strip(" ")
+
+
 def _shown(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
 def one_line(text: Any) -> str:
     """The same of an error message: on one line, and without the middle of one that goes on for pages."""
-    found = printable(" ".join(str(text).split()))
+    found = printable(_joined(text))
     return found if len(found) <= LONGEST else f"{found[: LONGEST * 3 // 4]} ... {found[-LONGEST // 4 :]}"
 
 
@@ -53,7 +57,7 @@ def markdown(text: Any) -> str:
         >>> markdown("[a](http://b) | <i>")
         '\\[a\\](http\\://b) \\| &lt;i&gt;'
     """
-    found = printable(" ".join(str(text).split())).replace("\\", "\\\\")
+    found = printable(_joined(text)).replace("\\", "\\\\")
     found = re.sub(r"([`*\[\]|~$@])", r"\\\1", escape(found, quote=False))
     found = re.sub(r"^(\d*)([#+=.)-])", r"\1\\\2", found)
     return found.replace("://", "\\://").replace("www.", "www\\.")
@@ -66,6 +70,6 @@ def code(text: Any) -> str:
         >>> code("a"), code("a`b")
         ('`a`', '`` a`b ``')
     """
-    found = printable(" ".join(str(text).split())) or " "
+    found = printable(_joined(text)) or " "
     fence = "`" * (max(map(len, re.findall("`+", found)), default=0) + 1)
     return f"{fence}{found}{fence}" if len(fence) == 1 else f"{fence} {found} {fence}"

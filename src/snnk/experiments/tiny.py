@@ -127,10 +127,10 @@ def images(config: Any, quick: Any, source: Source, default: str = VIT) -> Itera
 
 
 def _check_model(model: str) -> None:
-    """Refuse a model that has code of its own, or none of the hub's, before any run."""
-    from snnk.hf.folders import find_folder
+    """Refuse what is no model, and one with code of its own, before any run."""
+    from snnk.hf.folders import find_folder, find_transformer
 
-    find_folder(model)
+    find_transformer(find_folder(model))
 
 
 def _require() -> None:

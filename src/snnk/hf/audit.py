@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
 from snnk import _checks
+from snnk._text import printable
 from snnk.hf.architectures import FFN, find_ffns
 from snnk.hf.blocks import METHOD, SNNKQuantizationConfig
 from snnk.hf.counting import (
@@ -98,7 +99,7 @@ class Audit:
     def __str__(self) -> str:
         columns = [self] if self.original is None else [self, self.original]
         heads = "".join(f"{head:>19}" for head in ("this", "original", "this/original")[: 2 * len(columns) - 1])
-        lines = [f"{self.model} in {self.source}", " " * 38 + heads]
+        lines = [f"{self.model} in {printable(self.source)}", " " * 38 + heads]
         for name, what in FIGURES.items():
             values = [getattr(column, name) for column in columns]
             if name != "seconds" or self.seconds is not None:

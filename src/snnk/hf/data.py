@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from snnk import _checks
+from snnk._text import printable
 
 IMAGES = (".png", ".jpg", ".jpeg")
 FEWEST = 10  # inputs: one of ten is held out
@@ -47,7 +48,7 @@ class Calibration(list[dict[str, Tensor]]):
 
     def __str__(self) -> str:
         column = "" if self.column is None else f", column {self.column!r}"
-        return f"{self.items:,} {self.kind} of {self.source}{column}"
+        return f"{self.items:,} {self.kind} of {printable(self.source)}{column}"
 
 
 def load_calibration(
@@ -298,6 +299,8 @@ def _images(path: Path, processor: Any, batch_size: int, max_tokens: int, genera
 def open_image(file: Path) -> Any:
     from PIL import Image
 
+    if not file.is_file():  # a pipe would never end
+        raise ValueError(f"{file} is no image, but a folder, a pipe, a device or a link to nothing; remove it")
     try:
         with Image.open(file) as image:
             return image.convert("RGB")

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from snnk import _io
-
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".onnx", ".gguf", ".index.json")
 EXPORTS = ("onnx", "openvino", "coreml", ".git", ".cache")  # folders with the original's weights in other formats
 CODE = (".py", ".pyc", ".sh", ".so", ".dll", ".dylib", ".pkl", ".pickle", ".joblib")  # what could run is not copied
@@ -65,7 +63,7 @@ def check_folder(folder: Path) -> None:
     for path in _entries(folder):
         _check_entry(path, allowed)
         if path.name.endswith("config.json") and path.is_file():
-            _check_config(path, _io.read_json(path, "a configuration"))
+            _check_config(path, _json(path))
     for module in _modules(folder):
         if not module["type"].startswith("sentence_transformers."):
             raise ValueError(
@@ -195,8 +193,8 @@ def _modules(folder: Path) -> list[dict[str, str]]:
 
 
 def _json(path: Path) -> Any:
-    """What a file holds; None if it is none, or no JSON."""
+    """What a file holds; None if it is none, or no JSON that can be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
