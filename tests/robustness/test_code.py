@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from fuzz import TINY, make_texts, make_tokenizer
 from snnk.cli import main
 from snnk.finetune import finetune, load
 from snnk.finetune.config import FinetuneConfig
+from snnk.hf.folders import check_folder
 
 ROOT = Path(__file__).parents[2]
 CODE = "from pathlib import Path\nPath({canary!r}).touch()\n"
@@ -117,12 +119,36 @@ def test_a_tuned_folder_and_its_base_are_held_to_the_same(place, bert, texts):
     assert not canary.exists()
 
 
-def test_modules_of_sentence_transformers_are_its_own(bert, texts, capsys):
-    modules = [{"idx": 0, "path": "", "type": "modeling_own.Module"}]
-    (bert / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(SystemExit):
-        main(["compress", str(bert), "--calibration", str(texts), "--out", str(bert.parent / "out")])
-    assert "modeling_own.Module" in capsys.readouterr().err
+def test_an_adapter_that_is_a_pickle_is_refused(bert, texts):
+    out, train = bert.parent / "tuned", str(texts.parent / "train.tsv")
+    finetune(FinetuneConfig(model=str(bert), out=str(out), train=train, method="lora", features=4, max_steps=0))
+    (out / "adapter_model.safetensors").unlink()
+    torch.save({"weight": torch.zeros(1)}, out / "adapter_model.bin")
+    with pytest.raises(ValueError, match="safetensors only"):
+        load(out)
+
+
+def test_names_of_files_stay_in_the_folder(bert):
+    """Of modules, of the parts of a model, and of a vocabulary, which a tuned model's tokenizer would write out."""
+    elsewhere = bert.parent / "secret.txt"
+    elsewhere.write_text("secret")
+    for name, value in {
+        "modules.json": [{"idx": 0, "path": "", "type": "modeling_own.Module"}],
+        "modules.json ": [{"idx": 1, "path": "../x", "type": "sentence_transformers.models.Pooling"}],
+        "model.safetensors.index.json": {"weight_map": {"a": "../other/model.safetensors"}},
+        "tokenizer_config.json": {"vocab_file": str(elsewhere)},
+        "special_config.json": {"vocab_file": "/home/someone/who/saved/it.txt"},  # no such file: does no harm
+    }.items():
+        file = bert / name.strip()
+        before = file.read_text() if file.exists() else None
+        file.write_text(json.dumps(value))
+        if name.startswith("special"):
+            check_folder(bert)
+        else:
+            with pytest.raises(ValueError, match=re.escape(file.name)):
+                check_folder(bert)
+        file.unlink() if before is None else file.write_text(before)
+    check_folder(bert)
 
 
 def test_weights_that_are_pickles_are_refused(bert, texts, capsys):

@@ -122,7 +122,7 @@ def _jsonl(file: Iterable[str], path: Path, columns: Sequence[str] | None, glue:
         if line.strip():
             try:
                 rows.append(json.loads(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
                 raise ValueError(f"{path}, line {number}, is no JSON: {error}") from error
             if not isinstance(rows[-1], Mapping):
                 raise ValueError(f"{path}, line {number}, must be an object; got {line!r:.60}")

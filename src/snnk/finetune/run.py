@@ -201,6 +201,8 @@ def load(folder: str | Path) -> tuple[Any, Any]:
     if adapter:
         source = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
         find_folder(str(source))
+        if not (folder / "adapter_model.safetensors").is_file():
+            raise ValueError(f"{folder} has no adapter_model.safetensors; adapters are read from safetensors only")
     kind = _kind(images, mean)
     options = {**_label_options(names), **_reset(adapter)}
     processor = _processor(str(folder), images)

@@ -197,7 +197,7 @@ def _jsonl(path: Path, column: str | None) -> tuple[Iterable[str], str | None]:
             if line.strip():
                 try:
                     yield json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
                     raise ValueError(f"{path}, line {number}, is no JSON: {error}") from error
 
     head = [row for row, _ in zip(rows(), range(HEAD), strict=False)]
@@ -217,7 +217,12 @@ def _jsonl(path: Path, column: str | None) -> tuple[Iterable[str], str | None]:
 def _csv(path: Path, column: str | None) -> tuple[Iterable[str], str | None]:
     def rows() -> Iterator[dict[str, str]]:
         # lines are joined again by csv where a quoted value has a line break
-        return iter(csv.DictReader(_lines(path), delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
+        try:
+            yield from csv.DictReader(_lines(path), delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+        except csv.Error as error:
+            raise ValueError(f"{path} cannot be read as CSV: {error}") from error
+
+    csv.field_size_limit(2**31 - 1)  # of Python 131,072 characters: a long document has more
 
     head = [row for row, _ in zip(rows(), range(HEAD), strict=False)]
     if not head:
@@ -251,8 +256,15 @@ def _parquet(path: Path, column: str | None) -> tuple[Iterable[str], str | None]
         return bool(pa.types.is_string(plain) or pa.types.is_large_string(plain))
 
     name = _column(path, {field.name: is_string(field.type) for field in file.schema_arrow}, column)
-    parts = file.iter_batches(columns=[name])
-    return (value or "" for part in parts for value in part.column(0).to_pylist()), name
+
+    def values() -> Iterator[str]:
+        try:
+            for part in file.iter_batches(columns=[name]):
+                yield from (value or "" for value in part.column(0).to_pylist())
+        except (OSError, ValueError) as error:  # a damaged page, or bytes that are no UTF-8
+            raise ValueError(f"{path}, column {name!r}, cannot be read: {error}") from error
+
+    return values(), name
 
 
 def _column(path: Path, strings: Mapping[str, bool], wanted: str | None) -> str:

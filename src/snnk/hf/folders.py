@@ -63,8 +63,12 @@ def check_folder(folder: Path) -> None:
     for path in _entries(folder):
         _check_entry(path, allowed)
         if path.name.endswith("config.json") and path.is_file():
-            _check_config(path, _json(path))
+            _check_config(path, _json(path), allowed)
+        if path.name.endswith(".index.json"):
+            _check_index(path, _json(path))
     for module in _modules(folder):
+        if PurePosixPath(module["path"]).is_absolute() or ".." in PurePosixPath(module["path"]).parts:
+            raise ValueError(f"{folder / 'modules.json'} names {module['path']}, outside the folder")
         if not module["type"].startswith("sentence_transformers."):
             raise ValueError(
                 f"{folder / 'modules.json'} names code of its own to run ({module['type']}), which snnk never does; "
@@ -94,8 +98,12 @@ def _check_entry(path: Path, allowed: list[Path]) -> None:
         raise ValueError(f"{path} is neither a file nor a folder, but a pipe, socket or device; remove it")
 
 
-def _check_config(path: Path, config: Any) -> None:
-    """Refuse a configuration that names a class in a file of its own, or a kernel of the hub, which is code too."""
+def _check_config(path: Path, config: Any, allowed: list[Path]) -> None:
+    """Refuse a configuration that names a class in a file of its own, a kernel of the hub, or a file elsewhere.
+
+    Tokenizers read the vocabulary that their configuration names. Paths of the machine where they were saved are left
+    in many, and do no harm where there is no such file.
+    """
     if isinstance(config, dict):
         named = {"auto_map": config.get("auto_map")}
         named |= {key: config[key] for key in IMPLEMENTATIONS if "/" in str(config.get(key))}
@@ -105,8 +113,27 @@ def _check_config(path: Path, config: Any) -> None:
                     f"{path} names code of its own to run ({key}: {value}), which snnk never does; if the classes "
                     f"of transformers itself are meant, remove {key} from the file"
                 )
+        for key, value in config.items():
+            if key.endswith("_file") and isinstance(value, str) and _is_elsewhere(value, allowed):
+                raise ValueError(f"{path} names {key} {value}, outside the model's folder; remove {key} from the file")
     for part in config.values() if isinstance(config, dict) else config if isinstance(config, list) else ():
-        _check_config(path, part)
+        _check_config(path, part, allowed)
+
+
+def _is_elsewhere(name: str, allowed: list[Path]) -> bool:
+    try:
+        target = Path(os.path.realpath(name))
+        return target.exists() and not any(target.is_relative_to(place) for place in allowed)
+    except (OSError, ValueError):  # too long for a path, or with a zero in it
+        return False
+
+
+def _check_index(path: Path, index: Any) -> None:
+    """Refuse an index of weights that names files in other folders."""
+    names = index.get("weight_map") if isinstance(index, dict) else None
+    for name in set(map(str, names.values())) if isinstance(names, dict) else ():
+        if name != PurePosixPath(name).name:
+            raise ValueError(f"{path} names {name}, outside the folder; weights are read from beside the index")
 
 
 def find_transformer(folder: Path) -> PurePosixPath:
