@@ -15,7 +15,7 @@ from fuzz import TINY, make_texts, make_tokenizer
 from snnk.cli import main
 from snnk.finetune import finetune, load
 from snnk.finetune.config import FinetuneConfig
-from snnk.hf.folders import check_folder
+from snnk.hf.folders import refuse_unsafe
 
 ROOT = Path(__file__).parents[2]
 CODE = "from pathlib import Path\nPath({canary!r}).touch()\n"
@@ -143,12 +143,12 @@ def test_names_of_files_stay_in_the_folder(bert):
         before = file.read_text() if file.exists() else None
         file.write_text(json.dumps(value))
         if name.startswith("special"):
-            check_folder(bert)
+            refuse_unsafe(bert)
         else:
             with pytest.raises(ValueError, match=re.escape(file.name)):
-                check_folder(bert)
+                refuse_unsafe(bert)
         file.unlink() if before is None else file.write_text(before)
-    check_folder(bert)
+    refuse_unsafe(bert)
 
 
 def test_weights_that_are_pickles_are_refused(bert, texts, capsys):

@@ -9,7 +9,7 @@ from test_code import bert, commands, texts  # noqa: F401, fixtures
 
 from snnk.cli import main
 from snnk.hf.data import load_calibration
-from snnk.hf.folders import check_folder
+from snnk.hf.folders import refuse_unsafe
 
 
 def make_pipe(path, secret):
@@ -120,7 +120,7 @@ def test_a_snapshot_of_the_hub_links_to_its_own_blobs(bert, texts, monkeypatch):
     (other / "0").write_text("secret")
     (snapshot / "more.txt").symlink_to("../../../models--someone--private/blobs/0")
     with pytest.raises(ValueError, match="outside the model's folder"):
-        check_folder(snapshot)
+        refuse_unsafe(snapshot)
 
 
 def test_links_inside_the_folder_stay(bert, monkeypatch, texts):  # noqa: F811

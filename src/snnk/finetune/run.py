@@ -35,7 +35,7 @@ from snnk.finetune.loop import Progress, Trained, evaluate, peak_memory, train
 from snnk.finetune.methods import METHODS, Method, Setup, nothing
 from snnk.finetune.pooling import MeanPooled
 from snnk.hf.data import pad_id
-from snnk.hf.folders import check_folder, find_folder, find_transformer
+from snnk.hf.folders import find_folder, find_transformer, refuse_unsafe
 
 FORMAT = "snnk.Finetune/1"
 LARGE = 50_000  # rows from which the paper's settings for large data sets hold
@@ -191,7 +191,7 @@ def load(folder: str | Path) -> tuple[Any, Any]:
     """
     folder = Path(folder)
     if folder.is_dir():
-        check_folder(folder)
+        refuse_unsafe(folder)
     try:
         facts = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
         adapter, images, mean = facts["adapter"], facts["images"], facts["config"]["pooling"] == "mean"

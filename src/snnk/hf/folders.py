@@ -1,6 +1,6 @@
 """Folders of models: where in one the transformer is, and what of it goes along into a compressed model's folder.
 
-A folder may come from anyone. Before a file of it is opened, `check_folder` refuses one that asks for code to be run,
+A folder may come from anyone. Before a file of it is opened, `refuse_unsafe` refuses one that asks for code to be run,
 or whose links lead out of it.
 """
 
@@ -24,10 +24,10 @@ ORIGINAL_CARD = "README.original.md"
 
 
 def find_folder(model: str) -> Path:
-    """The folder of a model, downloaded if it is a name of the hub, and checked by `check_folder`."""
+    """The folder of a model, downloaded if it is a name of the hub, and checked by `refuse_unsafe`."""
     folder = Path(model)
     if folder.is_dir():
-        check_folder(folder)
+        refuse_unsafe(folder)
         return folder
     if folder.exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model) or model.startswith("."):
         raise ValueError(f"{model} is no folder, and no name of a model on the hub")
@@ -39,11 +39,11 @@ def find_folder(model: str) -> Path:
         folder = Path(huggingface_hub.snapshot_download(model, ignore_patterns=unused))
     except Exception as error:  # of the network, of the hub, of its cache: many kinds, one meaning
         raise ValueError(f"there is no folder {model}, and the hub did not give it: {error}") from error
-    check_folder(folder)
+    refuse_unsafe(folder)
     return folder
 
 
-def check_folder(folder: Path) -> None:
+def refuse_unsafe(folder: Path) -> None:
     """Refuse a model's folder that asks for code to be run, or that has links out of it or special files.
 
     A snapshot of the hub's cache may have links to the blobs of the same model, which lie beside its snapshots.
@@ -52,7 +52,7 @@ def check_folder(folder: Path) -> None:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
         >>> _ = (folder / "config.json").write_text('{"auto_map": {"AutoModel": "modeling_own.Own"}}')
-        >>> check_folder(folder)  # doctest: +ELLIPSIS
+        >>> refuse_unsafe(folder)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ValueError: .../config.json names code of its own to run (auto_map: ...
     """
@@ -180,7 +180,7 @@ def pooling_of(folder: Path) -> str:
 def copy_others(folder: Path, inner: PurePosixPath, target: Path) -> str:
     """Copy tokenizer, pooling and all else but the transformer's weights, its configuration and code; the old card.
 
-    The folder has passed `check_folder`, so that no link leads out of it.
+    The folder has passed `refuse_unsafe`, so that no link leads out of it.
     """
     ours = {(folder / module["path"]).resolve() for module in _modules(folder)}
     for path in sorted(folder.rglob("*")):
