@@ -7,6 +7,7 @@ was left by a run that was killed, and the next write to the same place removes 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -25,6 +26,9 @@ except ImportError:  # a system without such locks: nothing is refused there, an
     fcntl = None  # type: ignore[assignment]
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary file, made already, that takes the place of `path` when the block ends; an error leaves nothing.
@@ -39,11 +43,18 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     path = Path(path)
     remove_leftovers(path)
-    with _temporary(path, folder=False) as temporary:
-        yield temporary
-        _flush(temporary)
-        temporary.replace(path)
-        _flush(path.parent)
+    try:
+        with _temporary(path, folder=False) as temporary:
+            yield temporary
+            _flush(temporary)
+            temporary.replace(path)
+            _flush(path.parent)
+    except OSError as error:
+        if error.errno in FULL:  # the system names no file, and a user does not know the temporary one
+            raise OSError(
+                error.errno, f"{error.strerror}; make room and run the same command again", str(path)
+            ) from None
+        raise
 
 
 @contextmanager
@@ -66,9 +77,18 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def remove_leftovers(path: str | os.PathLike[str]) -> list[Path]:
     """Remove temporary files and folders for `path` that killed runs have left, and return their names."""
-    path, found = Path(path), []
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{32}}\.tmp")
-    for left in path.parent.iterdir() if fcntl is not None and path.parent.is_dir() else ():
+    path = Path(path)
+    return _remove(path.parent, re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{32}}\.tmp"))
+
+
+def remove_leftovers_in(folder: str | os.PathLike[str]) -> list[Path]:
+    """Remove what killed runs have left in a folder, whatever it was for, and return the names."""
+    return _remove(Path(folder), re.compile(r"\..+\.[0-9a-f]{32}\.tmp"))
+
+
+def _remove(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    found = []
+    for left in folder.iterdir() if fcntl is not None and folder.is_dir() else ():
         if pattern.fullmatch(left.name):
             with suppress(OSError), _opened(left) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -129,8 +149,13 @@ def write_tensors(
 ) -> None:
     """Write a safetensors file, whole or not at all."""
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    library = safetensors()
     with replacing(path) as temporary:
-        safetensors().torch.save_file(held, temporary, dict(metadata) if metadata else None)
+        try:
+            library.torch.save_file(held, temporary, dict(metadata) if metadata else None)
+        except library.SafetensorError as error:  # it has the system's number in its text alone
+            code = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(code[1]) if code else errno.EIO, str(error), str(path)) from None
 
 
 @contextmanager

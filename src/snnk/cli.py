@@ -225,6 +225,7 @@ def fit_command(
     if first:
         shown = ("task", "rows", "inputs", "num_features", "lam", "score", "degrees_of_freedom", "condition", "seconds")
         rows = [{"what": key.replace("_", " "), "value": report[key]} for key in shown]
+        rows += [{"what": "unit of the target", "value": report["unit"]}] * (report["unit"] != 1)
         console.print(make_table(f"fit of {target}", {"what": "", "value": ""}, rows))
         wrote(console, out / "model.safetensors", out / "model.json", out / "report.json")
 
