@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from snnk import _io
 from snnk.experiments import EXPERIMENTS
 from snnk.experiments.data import NO_DATA, Source, needs_data
-from snnk.experiments.records import Results, save_figure
+from snnk.experiments.records import Results, reading, save_figure
 
 Show = Callable[[str, dict[str, str], Any], Table]
 
@@ -71,7 +73,25 @@ def reproduce(
             raise ValueError(f"{name} takes no --seeds: what is random in it is averaged already, or nothing is")
         config = replace(config, seeds=seeds)
     names = source.names if needs_data(experiment.NEEDS) else NO_DATA
-    results = Results(out / f"{name}.json", config, source=names)
+    file, picture = out / f"{name}.json", out / f"{name}.png"
+    with _io.locked_output(file):
+        _io.remove_leftovers(picture)
+        return _reproduce(name, config, source, names, file, picture, console, show)
+
+
+def _reproduce(
+    name: str,
+    config: Any,
+    source: Source,
+    names: Mapping[str, str],
+    file: Path,
+    picture: Path,
+    console: Console,
+    show: Show,
+) -> tuple[Path, Path]:
+    experiment = EXPERIMENTS[name]
+    results = Results(file, config, source=names)
+    there = bool(results.rows)
     for commit, count in Counter(row.get("commit") or "none" for row in results).items():
         _say(console, f"{count} rows are there from commit {commit}; for others name another --out")
     if results.aside is not None:
@@ -80,7 +100,8 @@ def reproduce(
         _say(console, f"rows of this configuration are in {results.back}: they come back to {results.path}")
     start = time.perf_counter()
     rows = experiment.run(config, results, source)
-    list(track(rows, name, total=experiment.total(config), console=console, transient=True))
+    with reading(file) if there else nullcontext():
+        list(track(rows, name, total=experiment.total(config), console=console, transient=True))
     if results.back is not None:  # there was nothing to add
         results.write()
     keys = dict.fromkeys(key for row in results for key, value in row.items() if not isinstance(value, list | dict))
@@ -88,6 +109,8 @@ def reproduce(
         keys.pop(key, None)
     console.print(show(f"{name}: {experiment.FIGURE}", {key: key.replace("_", " ") for key in keys}, results))
     columns = {key: key for key in ("paper", "ours", "tolerance", "holds")}
-    console.print(show("claims", columns, experiment.claims(results)))
+    with reading(file, ValueError) if there else nullcontext():
+        console.print(show("claims", columns, experiment.claims(results)))
+        figure = experiment.plot(results)
     console.print(f"{name}: {time.perf_counter() - start:.0f} s", highlight=False)
-    return save_figure(experiment.plot(results), out / f"{name}.png"), results.path
+    return save_figure(figure, picture), results.path
