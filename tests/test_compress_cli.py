@@ -381,13 +381,6 @@ def test_hub_name(run, bert, texts, tmp_path, monkeypatch):
     assert 'base_model: "org/name"' in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_random_weights_are_told(run, texts, tmp_path):
-    folder = save(transformers.BertModel(transformers.BertConfig(**TINY), add_pooling_layer=False), tmp_path / "bare")
-    said = []
-    _cli_compress.load(folder, said.append)
-    assert len(said) == 1 and "pooler.dense.weight" in said[0] and "random" in said[0]
-
-
 def test_positions():
     assert _cli_compress.positions(transformers.BertModel(transformers.BertConfig(**TINY))) == 64
     assert _cli_compress.positions(transformers.RobertaModel(transformers.RobertaConfig(**TINY))) == 62

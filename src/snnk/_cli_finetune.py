@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from snnk import _cli_print
+from snnk import _cli_print, _io
 
 # names of METHODS and GLUE, which would cost the help seconds of imports
 METHOD_NAMES = (
@@ -78,8 +78,8 @@ def finetune_command(
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"this command needs {', '.join(missing)}; install it with: pip install 'snnk[cli,peft]'")
-    if not resume and out.exists():
-        raise FileExistsError(f"--out {out} exists already; name a folder that does not")  # before seconds of imports
+    if not resume and not Path(f"{out}.checkpoint").exists():
+        _io.refuse_existing(out)  # before seconds of imports
     from snnk.finetune import FinetuneConfig, finetune
 
     config = FinetuneConfig(

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from snnk import _io
 from snnk._cli_print import make_table, say
 from snnk.experiments import EXPERIMENTS
 from snnk.experiments.data import NO_DATA, Source, needs_data
-from snnk.experiments.records import Results, save_figure
+from snnk.experiments.records import Results, reading, save_figure
 
 
 def list_experiments(console: Console) -> None:
@@ -65,7 +68,24 @@ def reproduce(
             raise ValueError(f"{name} takes no --seeds: what is random in it is averaged already, or nothing is")
         config = replace(config, seeds=seeds)
     names = source.names if needs_data(experiment.NEEDS) else NO_DATA
-    results = Results(out / f"{name}.json", config, source=names)
+    file, picture = out / f"{name}.json", out / f"{name}.png"
+    with _io.locked_output(file):
+        _io.remove_leftovers(picture)
+        return _reproduce(name, config, source, names, file, picture, console)
+
+
+def _reproduce(
+    name: str,
+    config: Any,
+    source: Source,
+    names: Mapping[str, str],
+    file: Path,
+    picture: Path,
+    console: Console,
+) -> tuple[Path, Path]:
+    experiment = EXPERIMENTS[name]
+    results = Results(file, config, source=names)
+    there = bool(results.rows)
     for commit, count in Counter(row.get("commit") or "none" for row in results).items():
         say(console, f"{count} rows are there from commit {commit}; for others name another --out")
     if results.aside is not None:
@@ -74,7 +94,8 @@ def reproduce(
         say(console, f"rows of this configuration are in {results.back}: they come back to {results.path}")
     start = time.perf_counter()
     rows = experiment.run(config, results, source)
-    list(track(rows, name, total=experiment.total(config), console=console, transient=True))
+    with reading(file) if there else nullcontext():
+        list(track(rows, name, total=experiment.total(config), console=console, transient=True))
     if results.back is not None:  # there was nothing to add
         results.write()
     keys = dict.fromkeys(key for row in results for key, value in row.items() if not isinstance(value, list | dict))
@@ -82,6 +103,8 @@ def reproduce(
         keys.pop(key, None)
     console.print(make_table(f"{name}: {experiment.FIGURE}", {key: key.replace("_", " ") for key in keys}, results))
     columns = {key: key for key in ("paper", "ours", "tolerance", "holds")}
-    console.print(make_table("claims", columns, experiment.claims(results)))
+    with reading(file, ValueError) if there else nullcontext():
+        console.print(make_table("claims", columns, experiment.claims(results)))
+        figure = experiment.plot(results)
     say(console, f"{name}: {time.perf_counter() - start:.0f} s")
-    return save_figure(experiment.plot(results), out / f"{name}.png"), results.path
+    return save_figure(figure, picture), results.path

@@ -76,9 +76,9 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def remove_leftovers(path: str | os.PathLike[str]) -> list[Path]:
-    """Remove temporary files and folders for `path` that killed runs have left, and return their names."""
+    """Remove temporary files, folders and the lock for `path` that killed runs have left, and return their names."""
     path = Path(path)
-    return _remove(path.parent, re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{32}}\.tmp"))
+    return _remove(path.parent, re.compile(rf"\.{re.escape(path.name)}\.([0-9a-f]{{32}}\.tmp|lock)"))
 
 
 def remove_leftovers_in(folder: str | os.PathLike[str]) -> list[Path]:
@@ -123,6 +123,23 @@ def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
             finally:
                 path.unlink(missing_ok=True)
             return
+
+
+def refuse_existing(path: str | os.PathLike[str]) -> None:
+    """Raise a FileExistsError if an output is there; what a run has left that was killed at its end is removed."""
+    path = Path(path)
+    if path.exists() or path.is_symlink():
+        remove_leftovers(path)
+        raise FileExistsError(f"--out {path} exists already; name a folder that does not")
+
+
+@contextmanager
+def locked_output(path: str | os.PathLike[str]) -> Iterator[list[Path]]:
+    """Hold the lock of an output that is to be made; what killed runs have left of it is removed, and named."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.with_name(f".{path.name}.lock"), str(path)):
+        yield remove_leftovers(path)
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
@@ -189,6 +206,17 @@ def _temporary(path: Path, folder: bool) -> Iterator[Path]:
     temporary, descriptor = _claim(path, folder)
     try:
         yield temporary
+    except OSError as error:
+        if error.errno == errno.ENOENT and not temporary.exists():
+            text = f"{path.parent} was removed while {path.name} was written to it; run the command again"
+            raise FileNotFoundError(text) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise OSError(error.errno, f"{error.strerror} for {path}; free some and run the command again") from error
+        raise
+    except Exception as error:  # safetensors has a kind of its own, which is no OSError
+        if type(error).__name__ == "SafetensorError":
+            raise OSError(errno.EIO, f"{path} cannot be written: {error}; run the command again") from error
+        raise
     finally:
         if folder:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -79,9 +79,10 @@ def _finite(value: float, name: str) -> float:
 
 
 def _estimate(config: estimate.Config, out: Path) -> None:
-    results = Results(out / "estimate.json", config, resume=False)
-    rows = estimate.run(config, results)
-    list(track(rows, "estimating", total=len(config.features), console=console, transient=True))
+    with _io.locked_output(out / "estimate.json"):
+        results = Results(out / "estimate.json", config, resume=False)
+        rows = estimate.run(config, results)
+        list(track(rows, "estimating", total=len(config.features), console=console, transient=True))
     console.print(
         make_table(
             f"{config.activation}(w.x + {config.bias:g}), d = {config.dim}, |x| = {config.x_norm:g}, "
@@ -306,8 +307,7 @@ def compress(
 
 
 def _compress(model: str, calibration: Path, out: Path, **settings: Any) -> None:
-    if out.exists():
-        raise FileExistsError(f"--out {out} exists already; name a folder that does not")  # before seconds of imports
+    _io.refuse_existing(out)  # before seconds of imports
     _needs_transformers()
     from snnk._cli_compress import Settings, compress_folder
 

@@ -22,8 +22,11 @@ from snnk import _checks
 from snnk.activations import ACTIVATIONS
 from snnk.adapters import SNNKAdapter
 from snnk.features import FEATURE_MAPS, Directions, FeatureMap
+from snnk.peft.patterns import check_patterns
 from snnk.projections import PROJECTIONS
 
+# peft_type in a file: PEFT answers an unknown one with a KeyError of this text. Files of version 0.1 have "SNNK"
+PEFT_TYPE = "SNNK: run 'import snnk.peft' before (pip install snnk[peft])"
 PLACEMENTS = ("houlsby", "pfeiffer")
 PROJECTED = ("random", "pca", "gradient")
 PROBES, SKETCH, TOLERANCE = 4, 4, 1e-3
@@ -95,6 +98,8 @@ class SNNKConfig(PeftConfig):
         self.was_read = type(self.peft_type) is str
         self.from_file = self.was_read and (self.inference_mode or self.projection_checksums is not None)
         self.peft_type = PeftType("SNNK")
+        if self.was_read:
+            check_patterns(vars(self))
         self.num_features = _checks.positive_int(self.num_features, "num_features")
         _checks.choose(self.projection, PROJECTED, "projection")
         known: Iterable[str] = FEATURE_MAPS if self.projection == "random" else ACTIVATIONS
@@ -136,6 +141,10 @@ class SNNKConfig(PeftConfig):
         config = super().from_pretrained(pretrained_model_name_or_path, subfolder, **kwargs)
         config.file_shapes = read_header(Path(pretrained_model_name_or_path, subfolder or ""))
         return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a file, whose `peft_type` tells a reader without snnk what to import."""
+        return {**super().to_dict(), "peft_type": PEFT_TYPE}
 
     def features_at(self, site: str) -> int:
         """num_features of the adapter behind the layer of that name."""
