@@ -382,7 +382,7 @@ def load_labelled(folder: Path, ending: str) -> Any:
 
     path = folder / f"texts.{ending}"
     columns = read_columns(path)
-    return columns[text_column(columns, (), path)]
+    return list(map(str, columns[text_column(columns, (), path)]))  # a label may be any value
 
 
 def make_images(folder: Path) -> None:
@@ -420,7 +420,7 @@ KINDS = {
     "bundle": Kind(make_bundle, load_bundle),
     "table model": Kind(make_model, load_model, ("model/model.json", "model/model.safetensors")),
     "fit checkpoint": Kind(make_fit, load_fit, ("out/.checkpoint/columns.json", "out/.checkpoint/part-*.safetensors")),
-    "plan": Kind(make_plan, load_plan),
+    "plan": Kind(make_plan, load_plan, loose=True),
     "compressed model": Kind(make_compressed, load_compressed, WEIGHTS),
     "compressed model with features": Kind(lambda folder: make_compressed(folder, "relu"), load_compressed, WEIGHTS),
     "tokenizer": Kind(make_compressed, load_compressed, ("tokenizer.json", "tokenizer_config.json"), loose=True),
