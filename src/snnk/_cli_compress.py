@@ -24,7 +24,7 @@ from snnk import _checks, _io, hf
 from snnk.hf import report as pages
 from snnk.hf.agreement import Outputs, probe
 from snnk.hf.counting import positions, stored
-from snnk.hf.data import Calibration, load_calibration
+from snnk.hf.data import Calibration, check_length, load_calibration
 from snnk.hf.folders import copy_others, find_folder, find_transformer, pooling_of
 from snnk.hf.strict import check_folder, in_head, refuse_keys, refuse_nan
 
@@ -214,6 +214,7 @@ def load(folder: Path, say: Callable[[str], None], sentences: bool = False) -> t
         processor = (AutoImageProcessor if images else AutoTokenizer).from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises plain ones
         raise ValueError(f"{folder} has no {'image processor' if images else 'tokenizer'} to load: {error}") from error
+    check_length(processor, folder)
     size = getattr(config, "vocab_size", None) or 0
     if not images and len(processor) < SMALL * size:  # transformers makes up an empty one where files are missing
         raise ValueError(

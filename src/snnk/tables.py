@@ -653,8 +653,8 @@ def plan_columns(table: Table, target: str, drop: tuple[str, ...] = ()) -> Scan:
         kind = _kind(column.type)
         if not kind:
             raise ValueError(
-                f"column {column.name!r} is {column.type}, neither a number nor a category; cast it or leave it out "
-                "with drop"
+                f"column {column.name!r} of {table.source} is {column.type}, neither a number nor a category; cast it "
+                "or leave it out with drop"
             )
         moments[column.name] = _Moments(category=kind == "category")
     if len(moments) < 2:

@@ -57,14 +57,15 @@ class Kind:
         load: loads them; returns tensors, numbers, strings, lists and dicts of them.
         files: those to damage; default: all.
         loose: damage may change how many rows there are, as in a table.
-        named: errors name the file or folder; False where PEFT raises its own before our code is reached.
+        own: all errors are ours, and name the file or folder. False where PEFT reads files before our code is
+            reached: its errors need not name them, and an unknown type of adapter is a KeyError.
     """
 
     make: Callable[[Path], None]
     load: Callable[[Path], Any]
     files: tuple[str, ...] = ()
     loose: bool = False
-    named: bool = True
+    own: bool = True
 
 
 # --- the files ---------------------------------------------------------------------------------------------------
@@ -104,8 +105,18 @@ def make_texts(count: int = 40) -> list[str]:
 
 
 @torch.no_grad()
-def outputs(model: Any) -> Any:
-    return model.eval()(**TOKENS)[0]
+def outputs(model: Any, folder: Path, inputs: Any = None) -> Any:
+    """Outputs of a model, and whether its weights are finite.
+
+    Weights of 1e38 are, and their outputs are not, which everyone sees. A model whose forward pass raises is loaded
+    and cannot be used without a word either: a setting such as the number of heads does not fit.
+    """
+    finite_weights = all(bool(p.isfinite().all()) for p in model.parameters())
+    try:
+        found = model.eval()(**(inputs or TOKENS))[0].nan_to_num()
+    except (RuntimeError, IndexError) as error:
+        raise ValueError(f"{folder}: {error}") from None
+    return {"outputs": found, "weights": 1.0 if finite_weights else float("nan")}
 
 
 def make_table(folder: Path, ending: str, rows: int = 60) -> None:
@@ -240,13 +251,15 @@ def load_compressed(folder: Path) -> Any:
     from snnk._cli_compress import load
 
     model, processor = load(folder, lambda line: None)
-    return {"outputs": outputs(model), "tokens": processor(["w1 w2 w39"])["input_ids"]}
+    return {**outputs(model, folder), "tokens": processor(["w1 w2 w39"])["input_ids"]}
 
 
 def load_audit(folder: Path) -> Any:
     from snnk.hf.audit import audit
 
     found = audit(folder).to_dict()
+    if found["notes"]:  # the report shows files that do not fit the model: that is what it is for
+        raise ValueError(f"{folder}: {found['notes']}")
     return {key: found[key] for key in ("model", "stored_bytes", "parameters_unique")}
 
 
@@ -274,7 +287,7 @@ def load_adapter(folder: Path) -> Any:
 
     import snnk.peft  # noqa: F401, makes its adapters known to PEFT
 
-    return outputs(PeftModel.from_pretrained(make_bert(), folder))
+    return outputs(PeftModel.from_pretrained(make_bert(), folder), folder)
 
 
 def load_adapter_config(folder: Path) -> Any:
@@ -320,9 +333,8 @@ def load_finetuned(folder: Path) -> Any:
         file.write_bytes(file.read_bytes().replace(b'"BASE"', json.dumps(str(folder / "base")).encode()))
     model, processor = load(folder / "tuned")
     found = processor(["w1 w2", "w3"], padding=True, return_tensors="pt")
-    with torch.no_grad():
-        logits = model(**{k: v for k, v in found.items() if k != "token_type_ids"}).logits
-    return {"logits": logits, "labels": {str(i): name for i, name in model.config.id2label.items()}}
+    logits = outputs(model, folder, {k: v for k, v in found.items() if k != "token_type_ids"})
+    return {**logits, "labels": {str(i): name for i, name in model.config.id2label.items()}}
 
 
 def training(folder: Path, resume: bool) -> Any:
@@ -425,8 +437,8 @@ KINDS = {
     "compressed model with features": Kind(lambda folder: make_compressed(folder, "relu"), load_compressed, WEIGHTS),
     "tokenizer": Kind(make_compressed, load_compressed, ("tokenizer.json", "tokenizer_config.json"), loose=True),
     "audited model": Kind(make_compressed, load_audit, WEIGHTS),
-    "adapter": Kind(make_adapter, load_adapter, ADAPTER, named=False),
-    "adapter, seed only": Kind(make_seed_only, load_adapter, ADAPTER, named=False),
+    "adapter": Kind(make_adapter, load_adapter, ADAPTER, own=False),
+    "adapter, seed only": Kind(make_seed_only, load_adapter, ADAPTER, own=False),
     "adapter configuration": Kind(make_adapter, load_adapter_config, ADAPTER),
     "tuned model": Kind(make_finetuned, load_finetuned, TUNED),
     "tuned adapter": Kind(make_tuned_adapter, load_finetuned, TUNED_ADAPTER),
@@ -510,9 +522,12 @@ class Case:
                 found = kind.load(folder)
         except EXPECTED as error:
             message = str(error)
-            named = file.name in message or str(folder) in message or not kind.named
+            named = file.name in message or str(folder) in message or not kind.own
             text = f"{type(error).__name__}: {message[:300]}"
             return {"end": "refused" if named else "unnamed", "message": text, "where": where(error)}
+        except KeyError as error:
+            text = f"KeyError: {str(error)[:300]}"
+            return {"end": "exception" if kind.own else "refused", "message": text, "where": where(error)}
         except MemoryError as error:
             return {"end": "memory", "message": repr(error)[:300], "where": where(error)}
         except Exception as error:

@@ -35,7 +35,7 @@ from snnk.finetune.inputs import OFFSET, Inputs, is_images, read
 from snnk.finetune.loop import Progress, Trained, evaluate, peak_memory, train
 from snnk.finetune.methods import METHODS, Method, Setup, nothing
 from snnk.finetune.pooling import POOLING, MeanPooled
-from snnk.hf.data import pad_id
+from snnk.hf.data import check_length, pad_id
 from snnk.hf.folders import find_folder, find_transformer, refuse_unsafe
 from snnk.hf.strict import check_folder, in_head, refuse_keys, refuse_nan, some
 
@@ -324,10 +324,12 @@ def check_out(out: Path, checkpoint: Path, resume: bool) -> None:
 
 def _processor(source: str, images: bool) -> Any:
     try:
-        return (AutoImageProcessor if images else AutoTokenizer).from_pretrained(source, trust_remote_code=False)
+        processor = (AutoImageProcessor if images else AutoTokenizer).from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # the files are the user's and the loader is not ours: anything may be wrong
         what = "image processor" if images else "tokenizer"
         raise ValueError(f"{source} has no {what} that can be loaded: {error}") from error
+    check_length(processor, source)
+    return processor
 
 
 def _kind(images: bool, mean: bool) -> Any:

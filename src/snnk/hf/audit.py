@@ -206,8 +206,11 @@ def _open(source: Any, like: Any = None, weights: bool = False) -> tuple[PreTrai
     refuse_sizes(model, files)
     quantization = getattr(config, "quantization_config", None)
     if isinstance(quantization, dict) and quantization.get("quant_method") == METHOD:
-        quantizer = SNNKQuantizer(SNNKQuantizationConfig(**quantization))
-        quantizer.preprocess_model(model, checkpoint_files=[str(file) for file in files])
+        try:
+            quantizer = SNNKQuantizer(SNNKQuantizationConfig(**quantization))
+            quantizer.preprocess_model(model, checkpoint_files=[str(file) for file in files])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{folder / 'config.json'} does not describe a compressed model: {error}") from error
     return model, files
 
 

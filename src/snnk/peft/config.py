@@ -14,7 +14,7 @@ from typing import Any
 import safetensors
 import torch
 from peft.config import PeftConfig
-from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME, PeftType
+from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME, PeftType
 from peft.utils.other import get_pattern_key
 from torch import Tensor
 
@@ -30,6 +30,7 @@ PEFT_TYPE = "SNNK: run 'import snnk.peft' before (pip install snnk[peft])"
 PLACEMENTS = ("houlsby", "pfeiffer")
 PROJECTED = ("random", "pca", "gradient")
 PROBES, SKETCH, TOLERANCE = 4, 4, 1e-3
+FLOATS = ("F64", "F32", "F16", "BF16")  # dtypes of adapters in files
 ANEW = (
     "for a new adapter with the settings of an old one's file, take dataclasses.replace(config, inference_mode=False)"
 )
@@ -138,7 +139,11 @@ class SNNKConfig(PeftConfig):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, subfolder: str | None = None, **kwargs: Any) -> Any:
         """Read the configuration, and of a local folder the header of its weights: a bad file then changes nothing."""
-        config = super().from_pretrained(pretrained_model_name_or_path, subfolder, **kwargs)
+        try:
+            config = super().from_pretrained(pretrained_model_name_or_path, subfolder, **kwargs)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            file = Path(pretrained_model_name_or_path, subfolder or "", CONFIG_NAME)
+            raise ValueError(f"{file} is not the configuration of an SNNK adapter: {error}") from error
         config.file_shapes = read_header(Path(pretrained_model_name_or_path, subfolder or ""))
         return config
 
@@ -200,9 +205,14 @@ def read_header(folder: str | os.PathLike[str]) -> dict[str, tuple[int, ...]] | 
         return None
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, no mapping
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, no mapping
+            found = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
     except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(f"{path} is no whole safetensors file: {error}. Copy or save it again") from None
+    for name, (dtype, _) in found.items():  # PEFT would take bits of another kind for numbers
+        if ".snnk_adapter." in name and dtype not in FLOATS and not name.endswith(".degrees"):
+            raise ValueError(f"{path} has {name} as {dtype}, not as {', '.join(FLOATS)}. Copy or save it again")
+    return {name: shape for name, (_, shape) in found.items()}
 
 
 @torch.no_grad()
