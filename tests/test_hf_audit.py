@@ -189,7 +189,7 @@ def test_errors(folders, tmp_path):
     with pytest.raises(ValueError, match=r"has no model\.safetensors"):
         audit(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"not one")
-    with pytest.raises(ValueError, match="is no safetensors file"):
+    with pytest.raises(ValueError, match="is not a whole safetensors file"):
         audit(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["os"]}))
     with pytest.raises(ValueError, match="'os', which transformers has not"):

@@ -137,9 +137,15 @@ def refuse_existing(path: str | os.PathLike[str]) -> None:
 def locked_output(path: str | os.PathLike[str]) -> Iterator[list[Path]]:
     """Hold the lock of an output that is to be made; what killed runs have left of it is removed, and named."""
     path = Path(path)
+    made = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path.with_name(f".{path.name}.lock"), str(path)):
-        yield remove_leftovers(path)
+    try:
+        with locked(path.with_name(f".{path.name}.lock"), str(path)):
+            yield remove_leftovers(path)
+    finally:
+        with suppress(OSError):  # a run that fails leaves no empty folders
+            for parent in made:
+                parent.rmdir()
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

@@ -43,7 +43,10 @@ def tree(folder):
     for path in sorted(folder.rglob("*")):
         name = "/".join(".tmp" if part.endswith(".tmp") else part for part in path.relative_to(folder).parts)
         timed = path.is_dir() or path.name in TIMED
-        found[name] = "" if timed else hashlib.sha256(path.read_bytes()).hexdigest()
+        data = b"" if timed else path.read_bytes()
+        if path.name.startswith("tiny.") and path.suffix == ".json":  # rows have the commit, and git may be slow
+            data = repr([(row["i"], row["square"]) for row in json.loads(data)["rows"]]).encode()
+        found[name] = hashlib.sha256(data).hexdigest()
     return found
 
 

@@ -187,6 +187,8 @@ ROWS = [
     ("compressed", WEIGHTS, extra("bert.embeddings.more.weight", 2), "has bert.embeddings.more.weight"),
     ("compressed", WEIGHTS, nan("query.weight"), "NaN or infinite values in bert.encoder.layer.0.attention"),
     ("compressed", "config.json", put("num_hidden_layers", to=3), "lacks bert.encoder.layer.2"),
+    ("compressed", "config.json", put("num_hidden_layers", to=10**7), "has num_hidden_layers 10000000, and"),
+    ("compressed", WEIGHTS, 5000, "is not a whole safetensors file"),
     ("compressed", "config.json", put("hidden_size", to=10**9), "config.json makes .* more than there is"),
     ("compressed", "config.json", put("vocab_size", to=10**9), "config.json makes .* more than there is"),
     ("compressed", "config.json", put("vocab_size", to=50), "instead of"),

@@ -82,7 +82,10 @@ the labels' variance. metrics.json has all figures, options and versions.
 def _plain(metrics: Mapping[str, Any]) -> str:
     """What loads it without `load`."""
     if metrics["config"]["pooling"] == "mean":
-        return "\nIts classifier reads the mean of all tokens, which no plain class of transformers does.\n"
+        return (
+            "\nIts classifier reads the mean of all tokens, which no plain class of transformers does: from_pretrained "
+            "refuses it.\n"
+        )
     if not metrics["adapter"]:
         kind = "ImageClassification" if metrics["images"] else "SequenceClassification"
         return f"\nAutoModelFor{kind}.from_pretrained works too, once `snnk.hf` is imported.\n"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -25,7 +26,7 @@ from snnk import _io
 from snnk.hf.architectures import find_ffns
 from snnk.hf.blocks import METHOD, SNNKQuantizationConfig, note_, rebuild_
 from snnk.hf.pooler_sites import Pooler, rebuild_pooler_
-from snnk.hf.strict import refuse_keys, refuse_nan, refuse_sizes, some
+from snnk.hf.strict import check_folder, refuse_keys, refuse_nan, refuse_sizes, some
 
 
 class SNNKQuantizer(HfQuantizer):
@@ -40,6 +41,13 @@ class SNNKQuantizer(HfQuantizer):
         self.source = "the file"
         self.saved_class: str | None = None  # that the file is of
         self.info: Any = None  # transformers' lists of missing and unexpected keys
+
+    def update_attn_implementation(self, config: Any) -> Any:
+        """The only step that sees the configuration before the model is made: a local folder's sizes are checked."""
+        folder = Path(config.name_or_path or "")
+        if any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+            check_folder(folder)
+        return config
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         config: Any = self.quantization_config

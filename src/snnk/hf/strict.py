@@ -138,7 +138,7 @@ def check_folder(folder: Path) -> list[Path]:
         with _io.open_tensors(file) as opened:
             tensors += len(opened.keys())
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]  # a model of texts and images
-    for name, count in ((name, part[name]) for part in parts for name in LAYERS if name in part):
+    for name, count in ((name, part[name]) for part in parts for name in LAYERS if part.get(name) is not None):
         if not isinstance(count, int) or count > tensors:
             raise ValueError(
                 f"{folder / 'config.json'} has {name} {str(count)[:50]}, and {some(file.name for file in files)} "
