@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,6 +175,13 @@ def test_rows_that_were_put_aside_come_back(tmp_path):
     assert (tmp_path / f"rows.{Results(path, other, resume=False).hash}.json").read_text() == "mine"
     assert [row["dim"] for row in Stored(path)] == [4] * 3 and len(list(tmp_path.iterdir())) == 3
     assert Results(path, config).back is None and Results(path, config, resume=False).rows == []
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+def test_rows_name_the_processor_and_what_torch_makes_of_it(capability):
+    code = "from snnk.experiments.records import environment as e; print(e()['capability'], bool(e()['processor']))"
+    options = {"env": {**os.environ, "ATEN_CPU_CAPABILITY": capability}, "capture_output": True, "text": True}
+    assert subprocess.run([sys.executable, "-c", code], **options).stdout.split() == [capability.upper(), "True"]
 
 
 def test_rows_of_a_file_without_environments(tmp_path):

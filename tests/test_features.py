@@ -15,6 +15,7 @@ from snnk import (
     PowerSeries,
     ProjectedURF,
     Sampled,
+    SNNKLinear,
     Spectrum,
     UnreachableError,
 )
@@ -503,3 +504,34 @@ def test_make_feature_map_errors():
     with pytest.raises(TypeError, match="normalize cannot change a feature map that is given"):
         make_feature_map(ArcCosine(6, 8), 6, 8, normalize="dim")
     assert isinstance(URF.paper(6, 8, "sin").spectrum, Sampled)
+
+
+@pytest.mark.parametrize("kind", [URF, ProjectedURF])
+@pytest.mark.parametrize("value", [1e2, 1e10, 1e30, 3e38])
+@pytest.mark.parametrize("count", [1, 9])
+def test_outliers_among_calibration_inputs_are_refused(kind, value, count):
+    """One input of 1e30 made all outputs NaN, and one of 1e10 made them 1e6, without a warning."""
+    x, linear = torch.randn(1000, 64) / 8, torch.nn.Linear(64, 8)
+    x[3 : 3 + count, 5] = value
+    fm = kind(64, 32, "gelu", on_error="ignore")
+    with pytest.raises(ValueError, match=r"row \d+, column 5 is .* remove them"):
+        SNNKLinear.from_linear(linear, "gelu", 32, feature_map=fm, inputs=x)
+    keep = x[:, 5].abs() < 50  # the advice
+    layer = SNNKLinear.from_linear(linear, "gelu", 32, feature_map=fm, inputs=x[keep])
+    assert layer(x[keep]).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [URF, ProjectedURF])
+def test_inputs_of_one_size_are_no_outliers(kind):
+    for x in (torch.ones(50, 4), torch.eye(4).repeat(9, 1), torch.randn(11, 4), torch.randn(500, 4).exp()):
+        kind(4, 8, "sin", on_error="ignore").calibrate(x)
+
+
+@pytest.mark.parametrize("size", [1e30, 1e37])
+def test_inputs_beyond_float32_squares_are_refused(size):
+    """A predicted error or a variance that overflowed is not small."""
+    x, linear = torch.randn(1000, 64) * size, torch.nn.Linear(64, 8)
+    with pytest.raises(UnreachableError):
+        SNNKLinear.from_linear(linear, "gelu", 32, inputs=x)
+    with pytest.warns(UserWarning, match="predicted squared error"):  # it computes in float64
+        SNNKLinear.from_linear(linear, "gelu", 32, feature_map=ProjectedURF(64, 32, "gelu"), inputs=x)

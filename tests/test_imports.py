@@ -10,7 +10,7 @@ import snnk
 ROOT = Path(snnk.__file__).parent
 # a module may import from its own level or an earlier one
 LEVELS = [
-    {"_checks", "_io"},
+    {"_checks", "_environment", "_io"},
     {"_series"},
     {"activations", "atoms", "projections", "ridge"},
     {"features"},

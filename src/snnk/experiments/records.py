@@ -5,47 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import platform
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy
-import scipy
-import torch
-
 import snnk
-from snnk import _io
+from snnk import _environment, _io
 
 Row = dict[str, Any]
 UNREADABLE: tuple[type[Exception], ...] = (LookupError, TypeError, AttributeError, ArithmeticError, StopIteration)
-OPTIONAL = ("transformers", "peft", "accelerate", "scikit-learn", "scikit-image")
 
 
 def environment() -> dict[str, str]:
-    """Versions, hardware and, in a checkout, the commit."""
-    found = {
-        "snnk": snnk.__version__,
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "scipy": scipy.__version__,
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "threads": str(torch.get_num_threads()),
-        "commit": _commit(),
-    }
-    for name in OPTIONAL:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    """Versions, processor and, in a checkout, the commit."""
+    return {**_environment.environment(), "snnk": snnk.__version__, "commit": _commit()}
 
 
 def _commit() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -17,6 +18,7 @@ NORMALIZERS: dict[str, Callable[[Tensor], Tensor]] = {
     "dim": lambda x: x * x.shape[-1] ** -0.25,
     "unit": lambda x: F.normalize(x, dim=-1),
 }
+FEW_ROWS = 10  # fewer inputs are not looked at for outliers
 
 # Predicted squared error over the variance of f. A fitted psi shrinks towards a constant instead of exceeding 1, so an
 # estimate that is worth no more than a constant is refused a little below.
@@ -113,7 +115,7 @@ class FeatureMap(nn.Module):
             f"{type(self).__name__} with {self.num_features} features: predicted squared error {error:.2g}, "
             f"variance of the activation {scale:.2g}. {advice}"
         )
-        if self.on_error == "raise" and error > REFUSE * scale:
+        if self.on_error == "raise" and (error == math.inf or error > REFUSE * scale):
             raise UnreachableError(message + " on_error='warn' lets it through.")
         warnings.warn(message, stacklevel=depth)
 
@@ -138,6 +140,8 @@ class FeatureMap(nn.Module):
         for name, rows in (("input", x), ("weight", weight)):
             if rows is not None and not len(rows):
                 raise ValueError(f"calibrate needs at least one row of {name}; got shape {tuple(rows.shape)}")
+        if x is not None:
+            _refuse_outliers(x)
         return x, weight, bias
 
     def _normalized(self, x: Tensor) -> Tensor:
@@ -154,6 +158,24 @@ class FeatureMap(nn.Module):
     def extra_repr(self) -> str:
         tail = "" if self.normalize == "none" else f", normalize={self.normalize}"
         return f"in_features={self.in_features}, num_features={self.num_features}{tail}"
+
+
+def _refuse_outliers(x: Tensor) -> None:
+    """Refuse inputs (n, d) of which a hundredth, or one row, holds nine tenths of the squared distances to the median.
+
+    Mean, norms and range would be theirs, and the map would be far off on all other rows, without any sign of it in the
+    predicted error, which holds for inputs of these norms.
+    """
+    away = (x - x.median(0).values) / x.abs().max().clamp_min(1e-300)  # squares of 1e200 would overflow
+    distances = away.square().sum(1)
+    rows = distances.topk(max(len(x) // 100, 1)).indices
+    if len(x) >= FEW_ROWS and float(distances[rows].sum()) > 0.9 * float(distances.sum()):
+        row, column = int(rows[0]), int(away[rows[0]].abs().argmax())
+        raise ValueError(
+            f"calibration inputs have outliers: row {row}, column {column} is {float(x[row, column]):.3g}, and "
+            f"{len(rows)} of {len(x)} rows hold nine tenths of the variance. The map would fit these and no others: "
+            "remove them, or scale the inputs alike"
+        )
 
 
 def at_least_float(x: Tensor) -> Tensor:

@@ -341,10 +341,10 @@ class URF(FeatureMap):
         beyond = (
             own and float(self.summary[0]) * w_norm >= self.activation.reach
         )  # `_predict` sees a finite sample only
-        if beyond or math.isnan(error):  # an overflow in `_predict`
+        if beyond or not math.isfinite(error) or not math.isfinite(scale):  # an overflow
             error = math.inf
         values = self.activation.evaluate(np.linspace(low, high, 64))
-        if error > max(WARN * scale, 1e-5 * float(np.square(values).mean())):
+        if error == math.inf or error > max(WARN * scale, 1e-5 * float(np.square(values).mean())):
             self._judge(error, scale, self._advice(w_norm), depth=5)
 
     def _advice(self, w_norm: float) -> str:

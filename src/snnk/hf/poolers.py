@@ -70,7 +70,9 @@ def replace_pooler_(
     Args:
         model: a transformers model with a row in POOLERS.
         num_features: number m of features; the paper's go up to the hidden size.
-        feature_map: a name in FEATURE_MAPS or a FeatureMap.
+        feature_map: a name in FEATURE_MAPS or a FeatureMap. "cos" is the paper's. It is an even function, so that
+            behind a layer without a bias the sign of w.x is lost at the start, and training must find it again;
+            "tanh", the pooler's own activation, has the same features and starts near the pooler.
         init: "pretrained", psi of the pooler's weights; "random", psi of random ones; "fitted", least squares from
             the features to what the pooler gives for `batches`, the only one that is near it for large |w||x|.
         normalize: "dim", inputs and weights over d^(1/4), as the paper has it for images; "none", "unit". Without it

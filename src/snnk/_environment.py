@@ -1,0 +1,49 @@
+"""What a figure depends on beside its configuration: versions, processor, the instructions that torch uses, threads."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+PACKAGES = ("snnk", "torch", "numpy", "scipy", "transformers", "peft", "accelerate", "scikit-learn", "scikit-image")
+
+
+def environment() -> dict[str, str]:
+    """Versions of what is installed, and the processor with the capability that torch computes with.
+
+    Example:
+        >>> sorted({"torch", "processor", "capability"} & environment().keys())
+        ['capability', 'processor', 'torch']
+    """
+    found = {name: installed for name in PACKAGES if (installed := _version(name))}
+    return {
+        **found,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "processor": _processor(),
+        # ATEN_CPU_CAPABILITY or the best of the processor: results agree between these but for rounding
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return torch.__version__ if name == "torch" else version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _processor() -> str:
+    """The name that the processor gives itself; Linux alone has it in a file."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith(("model name", "Model", "Hardware")):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
