@@ -604,6 +604,8 @@ def prepare() -> None:
 
 
 def limit_memory() -> None:
+    if not Path("/proc/self/status").exists():  # of Linux
+        return
     status = Path("/proc/self/status").read_text().splitlines()
     held = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
     resource.setrlimit(resource.RLIMIT_DATA, (held + MEMORY, held + MEMORY))

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
-from fuzz import TINY, make_texts, make_tokenizer
 
 from snnk.cli import main
 from snnk.finetune import finetune, load
@@ -20,21 +18,6 @@ from snnk.hf.folders import refuse_unsafe
 ROOT = Path(__file__).parents[2]
 CODE = "from pathlib import Path\nPath({canary!r}).touch()\n"
 LOADERS = ("from_pretrained", "from_config")
-
-
-@pytest.fixture
-def bert(tmp_path):
-    torch.manual_seed(0)
-    transformers.BertModel(transformers.BertConfig(**TINY)).save_pretrained(tmp_path / "bert")
-    make_tokenizer().save_pretrained(tmp_path / "bert")
-    return tmp_path / "bert"
-
-
-@pytest.fixture
-def texts(tmp_path):
-    (tmp_path / "texts.txt").write_text("\n".join(make_texts()))
-    (tmp_path / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"{t}\t{len(t) % 2}\n" for t in make_texts()))
-    return tmp_path / "texts.txt"
 
 
 def edit(file, **values):

@@ -5,7 +5,7 @@ import shutil
 import socket
 
 import pytest
-from test_code import bert, commands, texts  # noqa: F401, fixtures
+from test_code import commands
 
 from snnk.cli import main
 from snnk.hf.data import load_calibration
@@ -73,7 +73,7 @@ PLACES = ("notes.txt", "config.json", "model.safetensors", "tokenizer.json", "RE
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_what_leads_out_of_the_folder_is_refused(kind, bert, texts, capsys):  # noqa: F811
+def test_what_leads_out_of_the_folder_is_refused(kind, bert, texts, capsys):
     secret = bert.parent / "elsewhere" / "secret.txt"
     secret.parent.mkdir()
     secret.write_text("secret")
@@ -98,7 +98,7 @@ def test_what_leads_out_of_the_folder_is_refused(kind, bert, texts, capsys):  # 
         (bert / "between").unlink(missing_ok=True)
 
 
-def test_a_snapshot_of_the_hub_links_to_its_own_blobs(bert, texts, monkeypatch):  # noqa: F811
+def test_a_snapshot_of_the_hub_links_to_its_own_blobs(bert, texts, monkeypatch):
     """And to no other's."""
     monkeypatch.setattr("snnk.hf.report.SECONDS", 0.0)
     cache = bert.parent / "hub" / "models--someone--bert"
@@ -123,7 +123,7 @@ def test_a_snapshot_of_the_hub_links_to_its_own_blobs(bert, texts, monkeypatch):
         refuse_unsafe(snapshot)
 
 
-def test_links_inside_the_folder_stay(bert, monkeypatch, texts):  # noqa: F811
+def test_links_inside_the_folder_stay(bert, monkeypatch, texts):
     monkeypatch.setattr("snnk.hf.report.SECONDS", 0.0)
     (bert / "weights").mkdir()
     (bert / "model.safetensors").rename(bert / "weights" / "first.safetensors")

@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 import yaml
 from markdown_it import MarkdownIt
-from test_code import bert, texts  # noqa: F401, fixtures
 
 from snnk._text import code, html, markdown, one_line, printable
 from snnk.cli import main
@@ -92,7 +91,7 @@ def test_fit_and_predict(run, tmp_path):
     assert code == 2 and err.count("\n") == 1
 
 
-def test_compress_and_audit(run, bert, texts, monkeypatch):  # noqa: F811
+def test_compress_and_audit(run, bert, texts, monkeypatch):
     monkeypatch.setattr("snnk.hf.report.SECONDS", 0.0)
     name = NAME.replace("/", ":")
     folder = shutil.copytree(bert, bert.parent / name)
@@ -116,7 +115,7 @@ def test_compress_and_audit(run, bert, texts, monkeypatch):  # noqa: F811
     assert code == 2 and err.count("\n") == 1 and "auto_map" in err
 
 
-def test_finetune(run, bert, texts):  # noqa: F811
+def test_finetune(run, bert, texts):
     name = NAME.replace("/", ":")
     folder = shutil.copytree(bert, bert.parent / name)
     rows = [[line, (RAW, "b")[i % 2]] for i, line in enumerate(texts.read_text().splitlines())]
