@@ -58,7 +58,7 @@ class Kind:
         files: those to damage; default: all.
         loose: damage may change how many rows there are, as in a table.
         own: all errors are ours, and name the file or folder. False where PEFT reads files before our code is
-            reached: its errors need not name them, and an unknown type of adapter is a KeyError.
+            reached: its errors need not name them, an unknown type of adapter is a KeyError, deep JSON a RecursionError.
     """
 
     make: Callable[[Path], None]
@@ -193,7 +193,11 @@ def make_model(folder: Path) -> None:
 def load_model(folder: Path) -> Any:
     from snnk.models import TableModel
 
-    return [found for found, _ in TableModel.load(folder / "model").predict(folder / "table.parquet")]
+    model = TableModel.load(folder / "model")
+    try:
+        return [found for found, _ in model.predict(folder / "table.parquet")]
+    except ValueError as error:  # a valid model, of a table with other columns, which the error names
+        raise ValueError(f"model.json: {error}") from None
 
 
 def make_fit(folder: Path) -> None:
@@ -332,7 +336,7 @@ def load_finetuned(folder: Path) -> Any:
     if file.is_file():
         file.write_bytes(file.read_bytes().replace(b'"BASE"', json.dumps(str(folder / "base")).encode()))
     model, processor = load(folder / "tuned")
-    found = processor(["w1 w2", "w3"], padding=True, return_tensors="pt")
+    found = processor(["w1 w2", "w3 w4"], return_tensors="pt")
     logits = outputs(model, folder, {k: v for k, v in found.items() if k != "token_type_ids"})
     return {**logits, "labels": {str(i): name for i, name in model.config.id2label.items()}}
 
@@ -525,8 +529,8 @@ class Case:
             named = file.name in message or str(folder) in message or not kind.own
             text = f"{type(error).__name__}: {message[:300]}"
             return {"end": "refused" if named else "unnamed", "message": text, "where": where(error)}
-        except KeyError as error:
-            text = f"KeyError: {str(error)[:300]}"
+        except (KeyError, RecursionError) as error:
+            text = f"{type(error).__name__}: {str(error)[:300]}"
             return {"end": "exception" if kind.own else "refused", "message": text, "where": where(error)}
         except MemoryError as error:
             return {"end": "memory", "message": repr(error)[:300], "where": where(error)}

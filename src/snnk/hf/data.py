@@ -255,7 +255,7 @@ def _parquet(path: Path, column: str | None) -> tuple[Iterable[str], str | None]
         raise ValueError(f"reading {path} needs pyarrow; install it with: pip install 'snnk[tables]'") from missing
     try:
         file = pq.ParquetFile(path)
-    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise ValueError(f"{path} is no Parquet file: {error}") from error
 
     def is_string(kind: Any) -> bool:
@@ -268,7 +268,7 @@ def _parquet(path: Path, column: str | None) -> tuple[Iterable[str], str | None]
         try:
             for part in file.iter_batches(columns=[name]):
                 yield from (value or "" for value in part.column(0).to_pylist())
-        except (OSError, ValueError) as error:  # a damaged page, or bytes that are no UTF-8
+        except (OSError, ValueError, pa.ArrowException) as error:  # a damaged page, or bytes that are no UTF-8
             raise ValueError(f"{path}, column {name!r}, cannot be read: {error}") from error
 
     return values(), name

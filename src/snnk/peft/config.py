@@ -247,7 +247,8 @@ def check_sums(config: SNNKConfig, site: str, feature_map: FeatureMap) -> None:
             f"that projection_seed={config.projection_seed} draws: its configuration was edited. Save it again; "
             f"{ANEW}"
         )
-    compare_sums(site, config.projection_checksums.get(site), checksum(feature_map))
+    stored = config.projection_checksums.get(site) if isinstance(config.projection_checksums, dict) else None
+    compare_sums(site, stored, checksum(feature_map))
 
 
 def compare_sums(site: str, stored: Any, found: list[float], rounding: float = 0.0) -> None:
