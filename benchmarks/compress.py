@@ -72,7 +72,7 @@ def read(folder: Path, name: str, split: str) -> list[list[str]]:
 
 
 def load(args: argparse.Namespace, config: Config) -> tuple[Any, Task]:
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
 
     def encode(texts: list[str], size: int) -> list[Batch]:
         parts = [texts[i : i + size] for i in range(0, len(texts), size)]
@@ -86,7 +86,9 @@ def load(args: argparse.Namespace, config: Config) -> tuple[Any, Task]:
     random.Random(config.seed).shuffle(batches)  # so that the held-out batches are of all lengths
     dev = sorted(read(args.data, "STS-B", "dev"), key=lambda row: len(row[7]) + len(row[8]))  # for less padding
     pairs = encode([t for row in dev for t in row[7:9]], 64)
-    return AutoModel.from_pretrained(args.model).eval(), Task(batches, pairs, [float(row[9]) for row in dev])
+    return AutoModel.from_pretrained(args.model, trust_remote_code=False).eval(), Task(
+        batches, pairs, [float(row[9]) for row in dev]
+    )
 
 
 def make(config: Config) -> tuple[Any, Task]:

@@ -161,7 +161,7 @@ def test_a_model_in_float16(run, texts, tmp_path):
 def test_outputs_that_are_not_finite_are_told_before_and_after_the_work(run, bert, texts, tmp_path, monkeypatch):
     model = transformers.BertModel.from_pretrained(bert)
     with torch.no_grad():
-        model.encoder.layer[0].output.dense.weight[0, 0] = float("nan")
+        model.encoder.layer[0].output.dense.weight.fill_(3e38)  # sums of which overflow
     model.save_pretrained(tmp_path / "broken")
     make_tokenizer().save_pretrained(tmp_path / "broken")
     started = []
@@ -202,7 +202,9 @@ def test_other_models_in_the_folder_stay_there(run, bert, texts, tmp_path):
         (bert / name).write_text("kept") if "." in name else (bert / name).mkdir()
     for name in ("config.json", "model.safetensors"):
         (bert / "2_Dense" / name).write_text("kept")
-    (bert / "modules.json").write_text(json.dumps([{"idx": 1, "path": "2_Dense", "type": "x"}]))
+    (bert / "modules.json").write_text(
+        json.dumps([{"idx": 1, "path": "2_Dense", "type": "sentence_transformers.models.Dense"}])
+    )
     assert run("compress", bert, "--calibration", texts, "--refine", 0, "--out", tmp_path / "out")[0] == 0
     folders = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_dir()}
     assert folders == {"2_Dense", "notes", "runs"}
@@ -365,7 +367,7 @@ def test_bad_files(run, bert, texts, tmp_path, monkeypatch):
     )
     assert refused(compress(model=save(t5, tmp_path / "t5")), "'t5' model cannot be replaced")
     (bert / "model.safetensors").write_bytes(b"rubbish")
-    assert refused(compress(), "cannot be loaded")
+    assert refused(compress(), "is not a whole safetensors file")
     (bert / "config.json").unlink()
     assert refused(compress(), "there is no config.json")
     (bert / "modules.json").write_text('[{"idx": 0, "path": "../bert"}]')
@@ -377,13 +379,6 @@ def test_hub_name(run, bert, texts, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, ignore_patterns: str(bert))
     assert run("compress", "org/name", "--calibration", texts, "--refine", 0, "--out", tmp_path / "out")[0] == 0
     assert 'base_model: "org/name"' in (tmp_path / "out" / "README.md").read_text()
-
-
-def test_random_weights_are_told(run, texts, tmp_path):
-    folder = save(transformers.BertModel(transformers.BertConfig(**TINY), add_pooling_layer=False), tmp_path / "bare")
-    said = []
-    _cli_compress.load(folder, said.append)
-    assert len(said) == 1 and "pooler.dense.weight" in said[0] and "random" in said[0]
 
 
 def test_positions():

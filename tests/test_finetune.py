@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from peft import AutoPeftModelForSequenceClassification
+from safetensors.torch import load_file, save_file
 from test_hf_data import WORDS, make_images, make_tokenizer
 from torch import nn
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
@@ -694,8 +695,10 @@ def test_bad_options(root, tmp_path, options, message):
     (root / "twice.csv").write_text("label,sentence,label\n0,w1,1\n")
     write(root / "one.tsv", make_rows()[0], ["a"] * 160)
     if "t5" in str(options) and not (root / "t5").exists():
-        config = transformers.MarianConfig(d_model=8, vocab_size=43, pad_token_id=0, decoder_start_token_id=0)
-        config.save_pretrained(root / "t5")
+        sizes = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+        sizes |= {"d_model": 8, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "vocab_size": 43, "pad_token_id": 0}
+        config = transformers.MarianConfig(**sizes, decoder_start_token_id=0)
+        transformers.MarianModel(config).save_pretrained(root / "t5")
         make_tokenizer().save_pretrained(root / "t5")
     if "albert" in str(options):
         save(transformers.AlbertModel, root / "albert", embedding_size=8)
@@ -741,5 +744,78 @@ def test_batches_for_closed_forms_are_made_one_at_a_time(data):
 
 
 def test_load_refuses_other_folders(root):
-    with pytest.raises(ValueError, match="was not written by snnk finetune"):
+    with pytest.raises(FileNotFoundError, match=r"no file .*metrics\.json, which should be a file of snnk finetune"):
         load(root / "bert")
+
+
+PLAIN = """
+import json, sys
+{imports}
+import transformers, warnings
+from peft import PeftModel
+warnings.simplefilter("ignore")
+transformers.utils.logging.disable_progress_bar()
+auto = transformers.AutoModelForSequenceClassification
+found = {{}}
+for name in sys.argv[2:]:
+    folder = sys.argv[1] + "/" + name
+    for how, load in (
+        ("auto", auto.from_pretrained),
+        ("peft", lambda folder: PeftModel.from_pretrained(auto.from_pretrained(sys.argv[1] + "/bert"), folder)),
+    ):
+        try:
+            found[name + " " + how] = str(load(folder).config.id2label)
+        except Exception as error:
+            found[name + " " + how] = type(error).__name__ + ": " + str(error)
+print("ANSWERS", json.dumps(found))
+"""
+
+
+def test_without_the_mean_or_without_snnk_a_tuned_folder_fails_and_says_why(root, tmp_path):
+    """Plain transformers and PEFT take the folder for another model: they must not load it."""
+    methods = ("lora", "snnk", "linear-probe")
+    for method in methods:
+        features = None if method == "linear-probe" else 2
+        finetune(make_config(root, tmp_path / method, method=method, features=features, max_steps=0, epochs=None))
+    save(transformers.BertModel, tmp_path / "bert")
+    config = json.loads((tmp_path / "linear-probe" / "config.json").read_text())
+    assert config["id2label"] == {"0": "no", "1": "yes"}
+    for imports in ("", "import snnk.peft, snnk.finetune"):
+        command = [sys.executable, "-c", PLAIN.format(imports=imports), str(tmp_path), *methods]
+        done = subprocess.run(command, capture_output=True, text=True)
+        found = json.loads(done.stdout.split("ANSWERS", 1)[1])
+        errors = {case: told for case, told in found.items() if "Error: " in told}
+        assert errors == found  # nothing loads
+        assert all("mismatched_sizes" in errors[f"{method} auto"] for method in ("lora", "linear-probe"))
+        assert "pooler.dense" in errors["lora peft"]
+        for case in ("snnk auto", "snnk peft"):
+            assert (
+                ("pooler.dense" in errors[case] or "mismatched" in errors[case])
+                if imports
+                else ("import snnk.peft" in errors[case])
+            )
+
+
+def test_adapters_of_version_0_1_load(root, tmp_path):
+    """Their files have peft_type SNNK, and no tensor in the place of the pooler."""
+    done = finetune(make_config(root, tmp_path / "tuned", method="snnk", features=2, max_steps=0, epochs=None))
+    file = tmp_path / "tuned" / "adapter_config.json"
+    config = json.loads(file.read_text())
+    assert "import snnk.peft" in config["peft_type"] and "bert.pooler.dense" in config["modules_to_save"]
+    config["peft_type"] = "SNNK"
+    config["modules_to_save"].remove("bert.pooler.dense")
+    file.write_text(json.dumps(config))
+    tensors = load_file(tmp_path / "tuned" / "adapter_model.safetensors")
+    assert tensors.pop("base_model.model.bert.pooler.dense.weight").numel() == 0
+    save_file(tensors, tmp_path / "tuned" / "adapter_model.safetensors")
+    torch.testing.assert_close(outputs(load(tmp_path / "tuned")[0]), outputs(done.model))
+
+
+def test_a_checkpoint_beside_a_complete_folder_is_removed(root, tmp_path):
+    config = make_config(root, tmp_path / "out", max_steps=0, epochs=None)
+    finetune(config)
+    left = tmp_path / "out.checkpoint"
+    left.write_text("of a run that was killed after it had written the folder")
+    with pytest.raises(FileExistsError, match="exists already"):
+        finetune(config)
+    assert not left.exists()

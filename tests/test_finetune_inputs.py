@@ -12,7 +12,7 @@ from snnk.finetune import METHODS, Data, FinetuneConfig, finetune
 from snnk.finetune.data import Labels, image_files
 from snnk.finetune.inputs import Inputs, most_tokens, read
 from snnk.finetune.loop import _tell_no_checkpoint
-from snnk.finetune.run import _key
+from snnk.finetune.run import _bits, _key
 
 
 @pytest.fixture(scope="module")
@@ -111,19 +111,28 @@ def test_other_data_are_refused_on_resume(root, tmp_path):
 
 
 def test_the_key_of_a_run_has_its_rows_and_labels(tmp_path):
-    """Images are told by name and size."""
+    """Images are told by their contents, and the model by its weights."""
     for name in ("cat", "dog"):
         make_images(tmp_path / name, 8)
     files, _ = image_files(tmp_path)
     config = FinetuneConfig("", "", "linear-probe", train=str(tmp_path))
 
-    def key(chosen, first=0):
+    def key(chosen, first=0, model=None):
         labels = torch.tensor([first, 1 - first] * (len(chosen) // 2))
         data = Data(chosen, labels, lambda part: {}, [1] * len(chosen))
-        return _key(config, METHODS["linear-probe"], Inputs(data, data, None, Labels(("a", "b")), (), {}))
+        return _key(
+            config,
+            METHODS["linear-probe"],
+            Inputs(data, data, None, Labels(("a", "b")), (), {}),
+            _bits(model or linear),
+        )
 
+    linear = torch.nn.Linear(2, 2)
     before = key(files)
     assert key(list(files)) == before != key([*files[:-2], files[-1], files[-2]])
     assert key(files, first=1) != before
-    files[0].write_bytes(files[0].read_bytes() + b" ")
+    assert key(files, model=torch.nn.Linear(2, 2)) != before
+    data = bytearray(files[0].read_bytes())
+    data[-1] ^= 1  # of the same size
+    files[0].write_bytes(data)
     assert key(files) != before

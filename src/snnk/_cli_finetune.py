@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+
+from snnk import _cli_print, _io
 
 # names of METHODS and GLUE, which would cost the help seconds of imports
 METHOD_NAMES = (
@@ -77,8 +78,8 @@ def finetune_command(
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"this command needs {', '.join(missing)}; install it with: pip install 'snnk[cli,peft]'")
-    if not resume and out.exists():
-        raise FileExistsError(f"--out {out} exists already; name a folder that does not")  # before seconds of imports
+    if not resume and not Path(f"{out}.checkpoint").exists():
+        _io.refuse_existing(out)  # before seconds of imports
     from snnk.finetune import FinetuneConfig, finetune
 
     config = FinetuneConfig(
@@ -89,7 +90,7 @@ def finetune_command(
 
     def say(line: str) -> None:
         if first:
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            _cli_print.say(console, line)
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}"), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not (first and console.is_terminal)) as bar:
@@ -111,27 +112,25 @@ def finetune_command(
             raise
     if found.main:
         console.print(_table(found.metrics))
-        say(f"wrote {out}")
+        _cli_print.wrote(console, out)
     import torch
 
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
-def _table(metrics: dict[str, Any]) -> Table:
-    table = Table(title=f"{metrics['base_model']}, {metrics['method']}", title_justify="left")
+def _table(metrics: dict[str, Any]) -> Any:
     epochs, best = metrics["training"]["epochs"], metrics["training"]["best"]
     names = list(metrics["scores"]["validation"])
-    for heading in ("part", *names):
-        table.add_column(heading.replace("_", " "), justify="right")
-    kept = f"validation, epoch {epochs[best]['epoch']:g}"
-    rows = {
+    parts = {
         "validation, start": epochs[0],
-        kept: metrics["scores"]["validation"],
+        f"validation, epoch {epochs[best]['epoch']:g}": metrics["scores"]["validation"],
         "test": metrics["scores"].get("test"),
     }
-    for part, scores in rows.items():
-        if scores is None:
-            continue
-        table.add_row(part, *(f"{scores[name]:.4f}" for name in names))
-    return table
+    rows = [
+        {"part": part, **{name: f"{scores[name]:.4f}" for name in names}}
+        for part, scores in parts.items()
+        if scores is not None
+    ]
+    columns = {name: name.replace("_", " ") for name in ("part", *names)}
+    return _cli_print.make_table(f"{metrics['base_model']}, {metrics['method']}", columns, rows)

@@ -7,6 +7,7 @@ was left by a run that was killed, and the next write to the same place removes 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -25,6 +26,9 @@ except ImportError:  # a system without such locks: nothing is refused there, an
     fcntl = None  # type: ignore[assignment]
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary file, made already, that takes the place of `path` when the block ends; an error leaves nothing.
@@ -39,11 +43,18 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     path = Path(path)
     remove_leftovers(path)
-    with _temporary(path, folder=False) as temporary:
-        yield temporary
-        _flush(temporary)
-        temporary.replace(path)
-        _flush(path.parent)
+    try:
+        with _temporary(path, folder=False) as temporary:
+            yield temporary
+            _flush(temporary)
+            temporary.replace(path)
+            _flush(path.parent)
+    except OSError as error:
+        if error.errno in FULL:  # the system names no file, and a user does not know the temporary one
+            raise OSError(
+                error.errno, f"{error.strerror}; make room and run the same command again", str(path)
+            ) from None
+        raise
 
 
 @contextmanager
@@ -65,10 +76,19 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def remove_leftovers(path: str | os.PathLike[str]) -> list[Path]:
-    """Remove temporary files and folders for `path` that killed runs have left, and return their names."""
-    path, found = Path(path), []
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{32}}\.tmp")
-    for left in path.parent.iterdir() if fcntl is not None and path.parent.is_dir() else ():
+    """Remove temporary files, folders and the lock for `path` that killed runs have left, and return their names."""
+    path = Path(path)
+    return _remove(path.parent, re.compile(rf"\.{re.escape(path.name)}\.([0-9a-f]{{32}}\.tmp|lock)"))
+
+
+def remove_leftovers_in(folder: str | os.PathLike[str]) -> list[Path]:
+    """Remove what killed runs have left in a folder, whatever it was for, and return the names."""
+    return _remove(Path(folder), re.compile(r"\..+\.[0-9a-f]{32}\.tmp"))
+
+
+def _remove(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    found = []
+    for left in folder.iterdir() if fcntl is not None and folder.is_dir() else ():
         if pattern.fullmatch(left.name):
             with suppress(OSError), _opened(left) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,6 +125,29 @@ def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
             return
 
 
+def refuse_existing(path: str | os.PathLike[str]) -> None:
+    """Raise a FileExistsError if an output is there; what a run has left that was killed at its end is removed."""
+    path = Path(path)
+    if path.exists() or path.is_symlink():
+        remove_leftovers(path)
+        raise FileExistsError(f"--out {path} exists already; name a folder that does not")
+
+
+@contextmanager
+def locked_output(path: str | os.PathLike[str]) -> Iterator[list[Path]]:
+    """Hold the lock of an output that is to be made; what killed runs have left of it is removed, and named."""
+    path = Path(path)
+    made = [parent for parent in path.parents if not parent.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(path.with_name(f".{path.name}.lock"), str(path)):
+            yield remove_leftovers(path)
+    finally:
+        with suppress(OSError):  # a run that fails leaves no empty folders
+            for parent in made:
+                parent.rmdir()
+
+
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write a value as JSON, whole or not at all; NaN and infinity, which JSON does not have, raise a ValueError."""
     text = json.dumps(value, indent=1, allow_nan=False) + "\n"
@@ -129,8 +172,13 @@ def write_tensors(
 ) -> None:
     """Write a safetensors file, whole or not at all."""
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    library = safetensors()
     with replacing(path) as temporary:
-        safetensors().torch.save_file(held, temporary, dict(metadata) if metadata else None)
+        try:
+            library.torch.save_file(held, temporary, dict(metadata) if metadata else None)
+        except library.SafetensorError as error:  # it has the system's number in its text alone
+            code = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(code[1]) if code else errno.EIO, str(error), str(path)) from None
 
 
 @contextmanager
@@ -164,6 +212,17 @@ def _temporary(path: Path, folder: bool) -> Iterator[Path]:
     temporary, descriptor = _claim(path, folder)
     try:
         yield temporary
+    except OSError as error:
+        if error.errno == errno.ENOENT and not temporary.exists():
+            text = f"{path.parent} was removed while {path.name} was written to it; run the command again"
+            raise FileNotFoundError(text) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise OSError(error.errno, f"{error.strerror} for {path}; free some and run the command again") from error
+        raise
+    except Exception as error:  # safetensors has a kind of its own, which is no OSError
+        if type(error).__name__ == "SafetensorError":
+            raise OSError(errno.EIO, f"{path} cannot be written: {error}; run the command again") from error
+        raise
     finally:
         if folder:
             shutil.rmtree(temporary, ignore_errors=True)

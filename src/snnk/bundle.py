@@ -127,8 +127,12 @@ class Bundled(nn.Module):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write safetensors, the configuration in the metadata, whole or not at all."""
-        config = json.dumps({"maps": [to_config(fm) for fm in self.maps], "report": asdict(self.report)})
-        _io.write_tensors(path, self.state_dict(), {"format": FORMAT, "config": config})
+        config = {
+            "maps": [to_config(fm) for fm in self.maps],
+            "report": asdict(self.report),
+            "bias": self.bias is not None,
+        }
+        _io.write_tensors(path, self.state_dict(), {"format": FORMAT, "config": json.dumps(config)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Bundled:
@@ -143,9 +147,14 @@ class Bundled(nn.Module):
                 maps = [from_config(c, shapes[f"maps.{i}.projection"]) for i, c in enumerate(config["maps"])]
                 tensors = {key: file.get_tensor(key) for key in keys}
             report: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in config["report"].items()}
+            # files of version 0.1 do not say whether there is a bias; a fitted bundle always has one
+            if config.get("bias", report.get("method") == "fitted" or "bias" in keys) != ("bias" in keys):
+                raise ValueError(f"it {'has a' if 'bias' in keys else 'lacks its'} bias; copy it or save it again")
+            for name in {"weight", "bias"} & set(keys):
+                _checks.finite(tensors[name], name)
             bundled = cls(maps, tensors["weight"], tensors.get("bias"), report=BundleReport(**report))
             bundled.load_state_dict(tensors, assign=True)
-        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"cannot load a bundle from {os.fspath(path)}: {error}") from error
         return bundled
 

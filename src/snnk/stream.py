@@ -17,8 +17,8 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -75,28 +75,39 @@ class Workers:
 class Checkpoint:
     """Parts of a run in a folder; see the top of this file.
 
-    The note of a part says what it belongs to (`key`), its `blocks`, and how many `rows` they have.
+    The note of a part says what it belongs to (`key`), its `blocks`, how many `rows` they have, and the hash (`digest`)
+    of these three and the sums.
     """
 
     def __init__(self, folder: Path, key: str, workers: Workers) -> None:
         self.folder, self.key = folder, key
         self.path = folder / f"part-{uuid.uuid4().hex}.safetensors"
-        folder.mkdir(parents=True, exist_ok=True)
         self._first_here = workers.local_rank == 0
         self.old = {path.stem: _note(path) for path in sorted(folder.glob("part-*.safetensors"))}
         workers.gather(None)  # everyone has looked before anyone writes
-        if any(note.get("key") != key for note in self.old.values()):
+        if any(note["key"] != key for note in self.old.values()):
             raise ValueError(
                 f"{folder} is the checkpoint of another configuration or table; remove it or name another --out"
             )
+        folder.mkdir(parents=True, exist_ok=True)
+        _io.remove_leftovers_in(folder)
 
     def load(self, name: str) -> RidgeStats:
-        return RidgeStats.load(self.folder / f"{name}.safetensors")
+        path = self.folder / f"{name}.safetensors"
+        stats = RidgeStats.load(path)
+        note = _note(path)
+        if note.pop("digest") != _digest(note, stats):
+            raise ValueError(f"{path} is damaged: its sums are not those that were written. {ANEW}")
+        return stats
 
     def save(self, stats: RidgeStats, blocks: list[str]) -> None:
         """Replace this process's part."""
-        stats.note = json.dumps({"key": self.key, "blocks": blocks, "rows": int(stats.rows.sum())})
-        stats.save(self.path)
+        note = {"key": self.key, "blocks": blocks, "rows": int(stats.rows.sum())}
+        stats.note = json.dumps({**note, "digest": _digest(note, stats)})
+        try:
+            stats.save(self.path)
+        except FileNotFoundError:
+            raise ValueError(f"{self.folder} was removed during the run; run the same command again") from None
 
     def remove(self) -> None:
         """End of the run: the first worker of each machine clears it away, as the folder need not be shared."""
@@ -104,32 +115,32 @@ class Checkpoint:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
+ANEW = "Remove it and run the same command again: what it counts is counted anew"
+
+
+def _digest(body: dict[str, Any], stats: RidgeStats | None = None) -> str:
+    """Hash of what goes into a checkpoint, so that a damaged file is no wrong number."""
+    digest = hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=32)
+    for tensor in [] if stats is None else (stats.sums, stats.shift):
+        digest.update(tensor.detach().cpu().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
 def _note(path: Path) -> dict[str, Any]:
     """What a part says about itself, without its sums: a hundred parts of a long run do not fit in memory."""
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        note: dict[str, Any] = json.loads((file.metadata() or {}).get("note") or "{}")
+    try:
+        with _io.open_tensors(path) as file:
+            note = json.loads((file.metadata() or {}).get("note") or "{}")
+        if not isinstance(note, dict) or not isinstance(note.get("key"), str):
+            raise ValueError("its note has no key")
+        blocks, rows = note.setdefault("blocks", []), note.setdefault("rows", 0)
+        note.setdefault("digest", "")
+        texts = isinstance(blocks, list) and all(isinstance(block, str) for block in blocks)
+        if not texts or isinstance(rows, bool) or not isinstance(rows, int):
+            raise ValueError("its note has no list of blocks, or no number of rows")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no whole part of a checkpoint: {error}. {ANEW}") from error
     return note
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """A lock that the system takes away with the process: two runs in one folder would count blocks twice."""
-    path = folder / ".lock"
-    with path.open("w") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # Windows
-            pass
-        except OSError:
-            raise ValueError(f"another run is writing to {folder}; wait for it, or name another --out") from None
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
 
 
 def accumulate(fm: FeatureMap, pairs: Iterable[tuple[Tensor, Tensor]], stats: RidgeStats | None = None) -> RidgeStats:
@@ -154,21 +165,36 @@ def accumulate(fm: FeatureMap, pairs: Iterable[tuple[Tensor, Tensor]], stats: Ri
     return stats
 
 
-def _writable(folder: Path) -> None:
-    """Make the folder and try it, so that hours of work do not end at a file that cannot be written."""
+def _own(out: Path, stack: ExitStack) -> None:
+    """Make the folder and lock it until `stack` ends, so that hours of work do not end at what cannot be written.
+
+    A model in it is looked for under the lock: a run that held it before may just have finished. What a run left there
+    that was killed after its last file is cleared away. A folder that stays empty is removed.
+    """
+    if not out.exists():
+        stack.callback(_remove_empty, out)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".{uuid.uuid4().hex}"
-        probe.touch()
-        probe.unlink()
+        out.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(_io.locked(out / ".lock", str(out)))
     except OSError as error:
-        raise ValueError(f"cannot write to the folder {folder}: {error.strerror or error}; name another") from error
+        raise ValueError(f"cannot write to the folder {out}: {error.strerror or error}; name another") from error
+    if (out / "model.json").exists():
+        shutil.rmtree(out / ".checkpoint", ignore_errors=True)
+        for name in ("model.json", "model.safetensors", "report.json"):
+            _io.remove_leftovers(out / name)
+        raise ValueError(f"{out} holds a model already; name another folder")
+    stack.callback(_remove_empty, out / ".checkpoint")
 
 
-def _key(config: FitConfig, table: Table) -> str:
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _key(config: FitConfig, table: Table, workers: Workers) -> str:
     """Hash of what the sums depend on. `lam` is not part of it: it can be changed after the pass."""
     relevant = {k: v for k, v in asdict(config).items() if k != "lam"}
-    body = json.dumps([relevant, table.fingerprint()], sort_keys=True)
+    body = json.dumps([relevant, table.fingerprint(workers.rank, workers.size, workers.gather)], sort_keys=True)
     return hashlib.sha256(body.encode()).hexdigest()
 
 
@@ -178,16 +204,16 @@ class _Start:
 
     columns: Columns
     rows: int
+    blocks: dict[str, int]  # rows of each that count
     shift: list[float]  # about which sums are taken: float32 products are rounded about one origin, whoever makes them
 
 
 def _start(table: Table, config: FitConfig, checkpoint: Checkpoint, workers: Workers, progress: Progress) -> _Start:
     """The first pass, shared out; kept in the checkpoint for a restart."""
-    note = checkpoint.folder / "columns.json"
-    everywhere = [json.loads(text) for text in workers.gather(note.read_text() if note.exists() else "{}")]
-    found = next((stored for stored in everywhere if stored.get("key") == checkpoint.key), None)
+    path = checkpoint.folder / "columns.json"
+    found = next((stored for stored in workers.gather(_stored(path, checkpoint.key)) if stored), None)
     if found:
-        return _Start(Columns.from_dict(found["columns"]), int(found["rows"]), list(found["shift"]))
+        return _Start(Columns.from_dict(found["columns"]), found["rows"], found["blocks"], found["shift"])
 
     def show(rows: int) -> None:
         progress("reading columns", rows * workers.size, 0)
@@ -201,8 +227,23 @@ def _start(table: Table, config: FitConfig, checkpoint: Checkpoint, workers: Wor
         first.merge(other)
     columns = make_columns(first, config.target, config.task, config.missing)
     shift = workers.gather(_shift(table, columns, config) if workers.rank == 0 else None)[0]
-    _io.write_json(note, {"key": checkpoint.key, "columns": columns.to_dict(), "rows": first.rows, "shift": shift})
-    return _Start(columns, first.rows, shift)
+    order = sorted(first.blocks.items(), key=lambda item: item[1])
+    blocks = {label: complete if config.missing == "drop" else rows for label, (_, rows, complete) in order}
+    if workers.local_rank == 0:
+        body = {"key": checkpoint.key, "rows": first.rows, "blocks": blocks, "shift": shift}
+        body |= json.loads(json.dumps({"columns": columns.to_dict()}))  # tuples become lists, as they are in the file
+        _io.write_json(path, {**body, "digest": _digest(body)})
+    return _Start(columns, first.rows, blocks, shift)
+
+
+def _stored(path: Path, key: str) -> dict[str, Any] | None:
+    """What an earlier run has found in its first pass, if it had the same key."""
+    if not path.exists():
+        return None
+    stored = _io.read_json(path, f"the first pass of snnk fit. {ANEW}")
+    if not isinstance(stored, dict) or stored.pop("digest", None) != _digest(stored):
+        raise ValueError(f"{path} is damaged. {ANEW}")
+    return stored if stored.get("key") == key else None
 
 
 def _shift(table: Table, columns: Columns, config: FitConfig) -> list[float]:
@@ -238,30 +279,32 @@ def fit(
         progress: called with (what, rows done by all, rows in all).
     """
     out, began = Path(out), time.monotonic()
-    if (out / "model.json").exists():
-        raise ValueError(f"{out} holds a model already; name another folder")
+    if not checkpoint_seconds >= 0:
+        raise ValueError(f"checkpoint_seconds must be a number >= 0; got {checkpoint_seconds!r}")
     workers = Workers()
     with ExitStack() as stack:
         stack.callback(workers.close)
+        RidgeStats(config.num_features, 1, device=workers.device)  # too many features fail before anything is read
         table = Table(source)
         plan_columns(table, config.target, config.drop)  # bad columns fail before anything is written
-        _writable(out)
         if workers.rank == 0:
-            stack.enter_context(_locked(out))
-        checkpoint = Checkpoint(out / ".checkpoint", _key(config, table), workers)
+            _own(out, stack)
+        checkpoint = Checkpoint(out / ".checkpoint", _key(config, table, workers), workers)
         start = _start(table, config, checkpoint, workers, progress)
         columns, fm = start.columns, config.make_map(start.columns)
-        stats, blocks, seen = _pass(
+        stats, blocks = _pass(
             table, start, fm.to(workers.device), config, checkpoint, workers, checkpoint_seconds, progress
         )
-        if sorted(blocks) != sorted(seen):
+        rows = int(stats.rows.sum())
+        if sorted(blocks) != sorted(start.blocks) or rows != sum(start.blocks.values()):
             raise ValueError(
-                f"{len(blocks)} blocks were counted and {len(seen)} are in the table: it changed, or two runs shared "
-                f"the folder; remove {checkpoint.folder} and start again"
+                f"{len(blocks)} blocks with {rows} rows were counted and {len(start.blocks)} with "
+                f"{sum(start.blocks.values())} are in the table: it changed, or two runs shared the folder; remove "
+                f"{checkpoint.folder} and start again"
             )
         solution = stats.solve(config.lam)
         report = {
-            "rows": int(stats.rows.sum()),
+            "rows": rows,
             "blocks": len(blocks),
             "workers": workers.size,
             "task": "regression" if columns.target.categories is None else "classification",
@@ -271,14 +314,18 @@ def fit(
             "score": solution.score,
             "degrees_of_freedom": solution.degrees_of_freedom,
             "residual": solution.residual.tolist(),
+            "unit": columns.target.scale,  # of the target; score and residual are in its squares
             "condition": solution.condition,
             "seconds": time.monotonic() - began,
             "config": asdict(config),
         }
         if workers.rank == 0:
             # before the model, which ends the run: a kill in between loses nothing
+            if not out.is_dir():
+                raise ValueError(f"{out} was removed during the run; run the same command again")
             _io.write_json(out / "report.json", report)
-            bias = solution.bias.cpu() + (columns.target.mean if columns.target.categories is None else 0.0)
+            # a class has mean 0
+            bias = solution.bias.cpu() + columns.target.mean / columns.target.scale
             TableModel(columns, fm.cpu(), solution.weight.cpu(), bias, config).save(out)
         workers.gather(None)
         checkpoint.remove()
@@ -294,18 +341,16 @@ def _pass(
     workers: Workers,
     every: float,
     progress: Progress,
-) -> tuple[RidgeStats, list[str], list[str]]:
-    """Sums over all workers, the blocks counted in them, and the blocks that the table has."""
+) -> tuple[RidgeStats, list[str]]:
+    """Sums over all workers, and the blocks counted in them."""
     columns, everywhere = start.columns, workers.gather(checkpoint.old)
     parts = {name: note for notes in everywhere for name, note in notes.items()}
     # a part belongs to the first worker that sees its file
     owner = {name: rank for rank, notes in reversed(list(enumerate(everywhere))) for name in notes}
-    done = {block for note in parts.values() for block in note["blocks"]}
+    done = _counted(checkpoint.folder, parts, start.blocks)
     rows_done = sum(note["rows"] for note in parts.values())
-    seen: list[str] = []
 
     def mine(index: int, label: str) -> bool:
-        seen.append(label)
         return index % workers.size == workers.rank and label not in done
 
     stats = RidgeStats(
@@ -319,15 +364,19 @@ def _pass(
     saved = time.monotonic()
     names = [c.name for c in (*columns.inputs, columns.target)]
     for label, batches in table.blocks(mine, names):
+        first = 0
         for batch in batches:
-            x, y, _ = columns.encode(batch, label)
+            x, y, _ = columns.encode(batch, label, first_row=first)
+            first += batch.num_rows
             if y is not None and len(x):
                 accumulate(fm, [(x.to(workers.device), y.to(workers.device))], stats)
             progress("fitting", rows_done + int(stats.rows.sum()) * workers.size, start.rows)
         blocks.append(label)
         if time.monotonic() - saved >= every:
+            table.check_unchanged()  # before its rows count for good
             checkpoint.save(stats, blocks)
             saved = time.monotonic()
+    table.check_unchanged()
     checkpoint.save(stats, blocks)
     for name, rank in owner.items():
         if rank == workers.rank:
@@ -337,4 +386,19 @@ def _pass(
     workers.sum_(stats.tensors())
     counted = [b for part in workers.gather(blocks) for b in part]
     counted += [b for note in parts.values() for b in note["blocks"]]
-    return stats, counted, seen
+    return stats, counted
+
+
+def _counted(folder: Path, parts: dict[str, dict[str, Any]], blocks: dict[str, int]) -> set[str]:
+    """The blocks of all parts, each of them in one part only and with as many rows as the first pass found."""
+    done: set[str] = set()
+    for name, note in parts.items():
+        listed = note["blocks"]
+        expected = sum(blocks.get(block, 0) for block in listed)
+        if expected != note["rows"] or len({*done, *listed}) < len(done) + len(listed):
+            raise ValueError(
+                f"{folder / name}.safetensors counts {note['rows']} rows, but the {len(listed)} blocks that it lists "
+                f"have {expected}, or another part lists them, too: it is damaged. {ANEW}"
+            )
+        done |= set(listed)
+    return done

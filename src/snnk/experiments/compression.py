@@ -76,7 +76,7 @@ def read(files: Mapping[str, str], config: Config, seed: int) -> Task:
     from snnk.finetune.files import glue_files, read_columns
 
     auto: Any = AutoTokenizer
-    tokenizer = auto.from_pretrained(files["model"])
+    tokenizer = auto.from_pretrained(files["model"], trust_remote_code=False)
 
     def encode(texts: list[str], size: int) -> list[dict[str, Tensor]]:
         options: Any = {"padding": True, "truncation": True, "max_length": config.max_length, "return_tensors": "pt"}
@@ -128,7 +128,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
 
         auto: Any = AutoModel
         try:
-            model = auto.from_pretrained(files["model"], use_safetensors=True).eval()
+            model = auto.from_pretrained(files["model"], use_safetensors=True, trust_remote_code=False).eval()
         except Exception as error:  # the files are the user's and the loader is not ours: anything may be wrong
             raise ValueError(f"{files['model']} cannot be loaded as an encoder: {error}") from error
         name = Path(files["model"]).name if Path(files["model"]).is_dir() else files["model"]

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from snnk import _io
+from snnk._text import markdown
 from snnk.experiments import EXPERIMENTS
-from snnk.experiments.records import Stored
+from snnk.experiments.records import Stored, reading
 
 NAME = "README.md"
 
@@ -30,38 +31,51 @@ def write_page(folder: Path) -> Path:
         "| experiment | the paper | ours | tolerance | holds |",
         "|---|---|---|---|---|",
     ]
+    missing = []
     for name, results in found.items():
-        if _is_small(name, results):
-            continue  # it shows that the experiment runs, and nothing else
-        for claim in EXPERIMENTS[name].claims(results):
-            cells = [str(claim[key]) for key in ("paper", "ours", "tolerance")]
-            cells.append("yes" if claim["holds"] else "**no**")
-            lines.append(f"| [{name}](#{name}) | {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+        with reading(results.path, ValueError):
+            lines += _claims(name, results)
     for name, results in found.items():
-        module = EXPERIMENTS[name]
-        small = " This is the small configuration, which shows that it runs and no more." * _is_small(name, results)
-        lines += [
-            "",
-            f"## {name}",
-            "",
-            *(module.__doc__ or "").strip().splitlines(),
-            "",
-            f"Stands for: {module.FIGURE}. Command: `snnk reproduce {name}{_options(name, results)}`.{small} "
-            f"{len(results.rows)} rows in [{name}.json]({name}.json), {_commits(results)}, {_machines(results)}"
-            + (f", model {model}" if (model := _model(results)) else "")
-            + ".",
-            "",
-            "Configuration: " + ", ".join(f"{key} {value}" for key, value in results.config.items()) + ".",
-        ]
-        if (folder / f"{name}.png").exists():
-            lines += ["", f"![{name}]({name}.png)"]
-    missing = [f"- {name}: {line}" for name, results in found.items() for line in _left(name, results)]
+        with reading(results.path, ValueError):
+            lines += _section(name, results, folder)
+            missing += [f"- {name}: {line}" for line in _left(name, results)]
     missing += [f"- {name}: {m.FIGURE}; needs {m.NEEDS}" for name, m in EXPERIMENTS.items() if name not in found]
     lines += ["", "## Not run here", "", *(missing or ["Nothing."])]
     path = folder / NAME
     with _io.replacing(path) as temporary:
         temporary.write_text("\n".join(lines) + "\n")
     return path
+
+
+def _claims(name: str, results: Stored) -> list[str]:
+    """Rows of the table; none of a small configuration, which shows that the experiment runs and nothing else."""
+    lines = []
+    for claim in [] if _is_small(name, results) else EXPERIMENTS[name].claims(results):
+        cells = [markdown(claim[key]) for key in ("paper", "ours", "tolerance")]
+        cells.append("yes" if claim["holds"] else "**no**")
+        lines.append(f"| [{name}](#{name}) | {' | '.join(cells)} |")
+    return lines
+
+
+def _section(name: str, results: Stored, folder: Path) -> list[str]:
+    """What an experiment is, and where its rows come from."""
+    module = EXPERIMENTS[name]
+    small = " This is the small configuration, which shows that it runs and no more." * _is_small(name, results)
+    lines = [
+        "",
+        f"## {name}",
+        "",
+        *(module.__doc__ or "").strip().splitlines(),
+        "",
+        f"Stands for: {module.FIGURE}. Command: `snnk reproduce {name}{_options(name, results)}`.{small} "
+        f"{len(results.rows)} rows in [{name}.json]({name}.json), "
+        + markdown(f"{_commits(results)}, {_machines(results)}")
+        + (f", model {markdown(model)}" if (model := _model(results)) else "")
+        + ".",
+        "",
+        "Configuration: " + markdown(", ".join(f"{key} {value}" for key, value in results.config.items())) + ".",
+    ]
+    return lines + (["", f"![{name}]({name}.png)"] if (folder / f"{name}.png").exists() else [])
 
 
 def _is_small(name: str, results: Stored) -> bool:

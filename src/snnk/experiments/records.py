@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,7 @@ import snnk
 from snnk import _environment, _io
 
 Row = dict[str, Any]
+UNREADABLE: tuple[type[Exception], ...] = (LookupError, TypeError, AttributeError, ArithmeticError, StopIteration)
 
 
 def environment() -> dict[str, str]:
@@ -64,12 +66,14 @@ class Results:
         stored = Stored(path) if path.exists() else None  # a file that is no such one is refused
         if not resume:
             return
+        own = self._renamed(self.hash)
         if stored is not None and stored.hash == self.hash:
             self._take(stored)
+            if own.exists() and all(row in self.rows for row in Stored(own)):
+                self.back = own  # a run was killed after it had brought these rows back
             return
         if stored is not None and stored.rows:
             self.aside = self._renamed(stored.hash)
-        own = self._renamed(self.hash)
         if own.exists():
             self.back = own
             self._take(Stored(own))
@@ -119,20 +123,39 @@ class Results:
         return iter(self.rows)
 
 
+@contextmanager
+def reading(path: Path, *more: type[Exception]) -> Iterator[None]:
+    """Turn errors while rows of a file are read into one that names the file: each experiment has its own keys."""
+    try:
+        yield
+    except (*UNREADABLE, *more) as error:
+        raise ValueError(
+            f"{path} has rows that are not this experiment's ({type(error).__name__}: {error}); move it away or name "
+            "another --out"
+        ) from error
+
+
 class Stored(Results):
     """The rows of a file as they are, to plot and to state claims from."""
 
     def __init__(self, path: Path) -> None:
         try:
-            stored = json.loads(path.read_text())
-            if not isinstance(stored["config"], dict):
-                raise TypeError("config is no object")
+            stored = _io.read_json(path, "a result file of snnk")
+            parts = [stored["config"], stored["environment"], *stored["rows"]]
+            parts += [stored.get("source", {}), *stored.get("environments", {}).values()]
+            if not all(isinstance(part, dict) for part in parts) or not isinstance(stored["rows"], list):
+                raise TypeError("config, environment, source and rows must be objects")
+            if not isinstance(stored["config"].get("seeds", 0), int):
+                raise TypeError(f"seeds is {stored['config']['seeds']!r}")
             self.config, self.environment = dict(stored["config"]), {"snnk": "", **stored["environment"]}
             self.source = dict(stored.get("source", {}))
             last = _digest(stored["environment"])
             self.rows = [{"environment": last, **row} for row in stored["rows"]]
             self.environments = {last: stored["environment"], **stored.get("environments", {})}
-        except (ValueError, KeyError, TypeError) as error:
+            unknown = {row["environment"] for row in self.rows} - set(self.environments)
+            if unknown:
+                raise ValueError(f"rows name the environments {unknown}, which are not in it")
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a result file of snnk; move it away or name another --out") from error
         self.path, self.aside, self.back = path, None, None
 

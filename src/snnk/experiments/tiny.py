@@ -60,6 +60,7 @@ def glue(config: Any, quick: Any, source: Source, default: str = BERT) -> Iterat
                 "with --data-dir hub"
             )
         model = source.model or (make_bert(folder / "tiny-bert") if small else default)
+        _check_model(model)
         yield {"model": model, "data_dir": data_dir}
 
 
@@ -121,7 +122,15 @@ def images(config: Any, quick: Any, source: Source, default: str = VIT) -> Itera
                 write_images(folder / part, split.x[chosen], split.y[chosen].tolist())
         train, test = found or (folder / "train", folder / "test")
         model = source.model or (make_vit(folder / "tiny-vit") if small else default)
+        _check_model(model)
         yield {"model": model, "train": str(train), "test": str(test)}
+
+
+def _check_model(model: str) -> None:
+    """Refuse what is no model, and one with code of its own, before any run."""
+    from snnk.hf.folders import find_folder, find_transformer
+
+    find_transformer(find_folder(model))
 
 
 def _require() -> None:

@@ -113,8 +113,9 @@ def blocks_of(model: str) -> int:
     from snnk.hf import find_ffns
 
     auto: Any = AutoModel
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     with torch.device("meta"):
-        return len(find_ffns(auto.from_config(AutoConfig.from_pretrained(model))))
+        return len(find_ffns(auto.from_config(config, trust_remote_code=False)))
 
 
 def _curve(results: Results, task: str) -> list[Row]:

@@ -76,7 +76,8 @@ def _inputs(files: Mapping[str, Any], images: int) -> dict[str, Any]:
     from snnk.hf.data import open_image
 
     first = open_image(image_files(Path(files["test"]))[0][0])
-    pixels = AutoImageProcessor.from_pretrained(files["model"])(images=first, return_tensors="pt")["pixel_values"]
+    processor = AutoImageProcessor.from_pretrained(files["model"], trust_remote_code=False)
+    pixels = processor(images=first, return_tensors="pt")["pixel_values"]
     return {"pixel_values": pixels.expand(images, *pixels.shape[1:])}
 
 

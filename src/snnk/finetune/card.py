@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from snnk._text import code, markdown, printable
 from snnk.hf.report import front_matter
 
 MOST = 20  # names of classes that are listed
@@ -16,7 +17,7 @@ LOADING = "from snnk.finetune import load  # pip install 'snnk[peft]'\n\nmodel, 
 def model_card(metrics: Mapping[str, Any], original_card: str = "") -> str:
     """The card; licence and language are taken over from the base model's, where that is in a local folder."""
     front = {
-        "base_model": metrics["base_model"],
+        "base_model": printable(metrics["base_model"]),
         "library_name": "peft" if metrics["adapter"] else "transformers",
         "pipeline_tag": "image-classification" if metrics["images"] else "text-classification",
         "tags": list(dict.fromkeys(["snnk", metrics["method"]])),
@@ -35,16 +36,16 @@ def model_card(metrics: Mapping[str, Any], original_card: str = "") -> str:
         f"| {part} | {', '.join(f'{name} {value:.4f}' for name, value in found.items())} |"
         for part, found in metrics["scores"].items()
     ]
-    settings = ", ".join(f"{key} {value}" for key, value in metrics["settings"].items() if value is not None)
+    settings = ", ".join(f"{key} {markdown(value)}" for key, value in metrics["settings"].items() if value is not None)
     features = f", {metrics['features']} features" if metrics["features"] else ""
-    lines = "\n".join
+    lines, name = "\n".join, markdown(metrics["base_model"])
     return f"""---
 {lines(yaml)}
 ---
 
-# {metrics["base_model"]}, fine-tuned with {metrics["method"]}
+# {name}, fine-tuned with {metrics["method"]}
 
-{metrics["base_model"]}, tuned by snnk {metrics["versions"]["snnk"]} on {_data(metrics)}. Method `{metrics["method"]}`:
+{name}, tuned by snnk {metrics["versions"]["snnk"]} on {_data(metrics)}. Method `{metrics["method"]}`:
 {metrics["summary"]}{features}; {counts["trained"]:,} of {counts["total"]:,} parameters were trained.
 
 | part | measured |
@@ -81,7 +82,10 @@ the labels' variance. metrics.json has all figures, options and versions.
 def _plain(metrics: Mapping[str, Any]) -> str:
     """What loads it without `load`."""
     if metrics["config"]["pooling"] == "mean":
-        return "\nIts classifier reads the mean of all tokens, which no plain class of transformers does.\n"
+        return (
+            "\nIts classifier reads the mean of all tokens, which no plain class of transformers does: from_pretrained "
+            "refuses it.\n"
+        )
     if not metrics["adapter"]:
         kind = "ImageClassification" if metrics["images"] else "SequenceClassification"
         return f"\nAutoModelFor{kind}.from_pretrained works too, once `snnk.hf` is imported.\n"
@@ -93,14 +97,14 @@ def _plain(metrics: Mapping[str, Any]) -> str:
 def _outputs(metrics: Mapping[str, Any]) -> str:
     names = metrics["labels"]
     if names is None:
-        return f"Its output is a number: `{metrics['data']['label']}`."
+        return f"Its output is a number: {code(metrics['data']['label'])}."
     more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
-    return f"Its classes are {', '.join(f'`{name}`' for name in names[:MOST])}{more}."
+    return f"Its classes are {', '.join(map(code, names[:MOST]))}{more}."
 
 
 def _data(metrics: Mapping[str, Any]) -> str:
     data = metrics["data"]
-    return f"{data['task']} of GLUE" if data.get("task") else f"`{data['train']}`"
+    return f"{data['task']} of GLUE" if data.get("task") else code(data["train"])
 
 
 def _parts(metrics: Mapping[str, Any]) -> str:
@@ -108,7 +112,7 @@ def _parts(metrics: Mapping[str, Any]) -> str:
     told = []
     for part, count in data["rows"].items():
         if count is not None:
-            told.append(f"{part}: {count:,} rows of `{data[part] or data['train']}`")
+            told.append(f"{part}: {count:,} rows of {code(data[part] or data['train'])}")
     return "; ".join(told) + "."
 
 

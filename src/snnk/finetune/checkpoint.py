@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from snnk import _io
+from snnk import _checks, _io
 
 # weights "now" and at the "best" epoch, and what an optimizer keeps of each, by the parameter's name
 Parts = dict[str, dict[str, Tensor]]
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _count(value: Any) -> bool:
+    return _number(value) and isinstance(value, int) and value >= 0
+
+
+# what the facts of a training must be
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "history": lambda rows: (
+        isinstance(rows, list) and all(isinstance(row, dict) and all(map(_number, row.values())) for row in rows)
+    ),
+    "best": _count,
+    "steps": _count,
+    "seconds": _number,
+    "step_seconds": _number,
+    "loss_sum": _number,
+    "stopped_early": lambda value: isinstance(value, bool),
+}
 
 
 def write_checkpoint(path: Path, parts: Parts, facts: Mapping[str, Any]) -> None:
     """Write it, whole or not at all."""
     tensors = {f"{part}.{name}": tensor for part, found in parts.items() for name, tensor in found.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    _io.write_tensors(path, tensors, {"facts": json.dumps(facts)})
+    _io.write_tensors(path, tensors, {"facts": json.dumps({**facts, "tensors": len(tensors)})})
 
 
 def read_checkpoint(path: Path, key: str, names: Sequence[str]) -> tuple[Parts, dict[str, Any]]:
@@ -30,6 +52,15 @@ def read_checkpoint(path: Path, key: str, names: Sequence[str]) -> tuple[Parts, 
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         facts.setdefault("step_seconds", facts["seconds"])  # of snnk before it was counted: at most that
         own, told = facts["key"], {name: facts[name] for name in names}
+        for name in told:
+            if not KINDS.get(name, lambda value: True)(told[name]):
+                raise ValueError(f"its {name} is {str(told[name])[:100]}")
+        if facts.get("tensors", len(tensors)) != len(tensors):  # an optimizer need not have a state for each parameter
+            raise ValueError(f"it has {len(tensors)} tensors instead of {facts['tensors']}")
+        if told.get("best", 0) >= max(len(told.get("history", [0])), 1):
+            raise ValueError(f"its best epoch is {told['best']}")
+        for name, tensor in tensors.items():
+            _checks.finite(tensor, name)
     except Exception as error:  # safetensors has its own kind
         raise ValueError(f"{path} is no checkpoint: {error}; delete it to start anew") from error
     if own != key:

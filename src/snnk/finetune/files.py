@@ -75,7 +75,10 @@ def read_columns(
     if kind in ARROW and not zipped:
         found = Table(path)
         batches = [batch for _, part in found.blocks() for batch in part]
-        return {name: [v for batch in batches for v in batch.column(name).to_pylist()] for name in found.names}
+        try:
+            return {name: [v for batch in batches for v in batch.column(name).to_pylist()] for name in found.names}
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} has a text that is not in UTF-8: {error}; write the file again") from error
     read = READERS.get(kind)
     if read is None:
         raise ValueError(f"{path} is none of {', '.join(READERS)}, plain or .gz, and .parquet; convert it to one")
@@ -122,7 +125,7 @@ def _jsonl(file: Iterable[str], path: Path, columns: Sequence[str] | None, glue:
         if line.strip():
             try:
                 rows.append(json.loads(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
                 raise ValueError(f"{path}, line {number}, is no JSON: {error}") from error
             if not isinstance(rows[-1], Mapping):
                 raise ValueError(f"{path}, line {number}, must be an object; got {line!r:.60}")

@@ -54,7 +54,7 @@ def most_tokens(model_config: Any) -> int | None:
 
 def _most_tokens_of(source: str) -> int | None:
     try:
-        return most_tokens(AutoConfig.from_pretrained(source))
+        return most_tokens(AutoConfig.from_pretrained(source, trust_remote_code=False))
     except (OSError, ValueError):  # told when the model is loaded, with what it was wanted for
         return None
 

@@ -18,6 +18,7 @@ from transformers import AutoModel
 
 from snnk import hf
 from snnk.adapters import fit_projections_
+from snnk.finetune.pooling import Pooler as MeanPooler
 from snnk.hf.architectures import kind_of
 
 # query and value (and key) projections of attention, where PEFT has no row for the architecture
@@ -107,6 +108,9 @@ def _peft(model: Any, config: Any, setup: Setup) -> Any:
 
     drawn = [name for name, _ in model.named_modules() if name in setup.drawn]
     config.modules_to_save = [*heads(model), *drawn]  # a reader of the adapter would draw them anew
+    # the empty weight in the place of the pooler: without the mean, transformers and PEFT then refuse the adapter
+    stands = [name for name, m in model.named_modules() if isinstance(m, MeanPooler)]
+    config.modules_to_save += [f"{name}.dense" for name in stands]
     config.task_type = None if setup.images else "SEQ_CLS"
     found = get_peft_model(model, config)
     for name in drawn:
@@ -180,7 +184,9 @@ def _own_pooler(model: Any, setup: Setup) -> dict[str, Any]:
 
 def stored_pooler(source: str) -> Any:
     """The linear layer of the pooler in a model's files, of a folder or of the hub; None if they have none."""
-    base, info = AutoModel.from_pretrained(source, use_safetensors=True, output_loading_info=True)
+    base, info = AutoModel.from_pretrained(
+        source, use_safetensors=True, output_loading_info=True, trust_remote_code=False
+    )
     missing = any(key.startswith("pooler.") for key in info["missing_keys"])
     return None if missing else getattr(getattr(base, "pooler", None), "dense", None)
 

@@ -97,10 +97,10 @@ class MeanPooled:
         """The model of a folder or of the hub, of its own kind, with the mean before the classifier."""
         known: Any = AutoModelForSequenceClassification._model_mapping
         # options of the configuration and of the loader come mixed, and the loader sorts them
-        config = AutoConfig.from_pretrained(source)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         if type(config) not in known:
             raise ValueError(f"{source} is a {config.model_type!r} model, which has no classifier for texts")
-        return mean_pooled(known[type(config)]).from_pretrained(source, **kwargs)
+        return mean_pooled(known[type(config)]).from_pretrained(source, **{**kwargs, "trust_remote_code": False})
 
 
 def mean_pooled(kind: type[PreTrainedModel]) -> Any:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,10 @@ from snnk.finetune.data import Data, Labels
 from snnk.finetune.inputs import OFFSET, Inputs, is_images, read
 from snnk.finetune.loop import Progress, Trained, evaluate, peak_memory, train
 from snnk.finetune.methods import METHODS, Method, Setup, nothing
-from snnk.finetune.pooling import MeanPooled
-from snnk.hf.data import pad_id
+from snnk.finetune.pooling import POOLING, MeanPooled
+from snnk.hf.data import check_length, pad_id
+from snnk.hf.folders import find_folder, find_transformer, refuse_unsafe
+from snnk.hf.strict import check_folder, in_head, refuse_keys, refuse_nan, some
 
 FORMAT = "snnk.Finetune/1"
 LARGE = 50_000  # rows from which the paper's settings for large data sets hold
@@ -88,6 +91,23 @@ def finetune(
     out = Path(config.out)
     checkpoint = out.with_name(f"{out.name}.checkpoint")
     check_out(out, checkpoint, config.resume)
+    with ExitStack() as held:
+        if os.environ.get("RANK", "0") == "0":  # of a torchrun cluster, only one writes
+            held.enter_context(_io.locked_output(out))
+            _io.remove_leftovers(checkpoint)
+            check_out(out, checkpoint, config.resume)  # a run that held the lock may have made it
+        return _finetune(config, out, checkpoint, method, say, progress)
+
+
+def _finetune(
+    config: FinetuneConfig,
+    out: Path,
+    checkpoint: Path,
+    method: Method | None,
+    say: Callable[[str], None],
+    progress: Progress,
+) -> FinetuneResult:
+    find_transformer(find_folder(config.model))  # refuses code, links out of the folder, and an adapter
     images = is_images(config)
     processor = _processor(config.model, images)
     inputs = read(config, processor, images)
@@ -108,6 +128,7 @@ def finetune(
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)  # of new classifiers, which transformers draws from the global generator
         model, drawn = _load(config, inputs.labels, images, say)
+        loaded = _bits(model)
         if not images:
             _tell_padding(model, processor)
         setup = Setup(
@@ -137,7 +158,7 @@ def finetune(
         metrics=inputs.metrics,
         checkpoint=checkpoint,
         resume=config.resume,
-        key=_key(config, method, inputs),
+        key=_key(config, method, inputs, loaded),
         progress=progress,
     )
     if not found.main:
@@ -188,32 +209,113 @@ def load(folder: str | Path) -> tuple[Any, Any]:
         folder: that was the run's `out`.
     """
     folder = Path(folder)
-    try:
-        facts = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-        adapter, images, mean = facts["adapter"], facts["images"], facts["config"]["pooling"] == "mean"
-        names, source = facts["labels"], str(folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder} was not written by snnk finetune: no metrics.json in it that says so") from error
+    if folder.is_dir():
+        refuse_unsafe(folder)
+    facts = _facts(folder)
+    adapter, images, mean = facts["adapter"], facts["images"], facts["config"]["pooling"] == "mean"
+    kind, source = _kind(images, mean), str(folder)
     if adapter:
-        source = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
-    kind = _kind(images, mean)
-    options = {**_label_options(names), **_reset(adapter)}
+        source = _base_of(folder)
+        find_folder(source)
+        if not (folder / "adapter_model.safetensors").is_file():
+            raise ValueError(f"{folder} has no adapter_model.safetensors; adapters are read from safetensors only")
+    if Path(source).is_dir():
+        check_folder(Path(source))
     processor = _processor(str(folder), images)
-    model = kind.from_pretrained(source, use_safetensors=True, dtype=torch.float32, **options)
+    try:
+        model, info = kind.from_pretrained(
+            source,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            dtype=torch.float32,
+            **_label_options(facts["labels"]),
+            **_reset(adapter),
+        )
+    except Exception as error:  # the files may be damaged and the loader is not ours: anything may be wrong
+        raise ValueError(f"{source} cannot be loaded: {error}") from error
+    refuse_keys(model, info["missing_keys"], info["unexpected_keys"], source, None, new_head=adapter)
     if not images:
         _tell_padding(model, processor)  # an adapter's base model has its own configuration
     if adapter:
-        from peft import PeftModel
-
-        importlib.import_module("snnk.peft")  # makes its adapters known to PEFT
-        model = PeftModel.from_pretrained(model, folder)
+        model = _with_adapter(model, info, folder, source)
+    refuse_nan(model, folder)
     return model.eval(), processor
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """What `load` needs of metrics.json."""
+    file = folder / "metrics.json"
+    facts: Any = _io.read_json(file, "a file of snnk finetune")
+    try:
+        adapter, images, pooling, names = facts["adapter"], facts["images"], facts["config"]["pooling"], facts["labels"]
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"{file} is not a file of snnk finetune: it lacks {error}; copy the folder again") from error
+    flags = isinstance(adapter, bool) and isinstance(images, bool) and pooling in POOLING
+    if not flags or (names is not None and not (isinstance(names, list) and all(isinstance(n, str) for n in names))):
+        raise ValueError(
+            f"{file} was changed: adapter {adapter!r} and images {images!r} must be true or false, pooling {pooling!r} "
+            f"one of {', '.join(POOLING)}, labels null or a list of names; copy the folder again"
+        )
+    return facts
+
+
+def _base_of(folder: Path) -> str:
+    """The base model of an adapter, whose configuration may have no pattern that is slow to match."""
+    file = folder / "adapter_config.json"
+    found = _io.read_json(file, "the configuration of an adapter")
+    source = found.get("base_model_name_or_path") if isinstance(found, dict) else None
+    if not isinstance(source, str):
+        raise ValueError(f"{file} does not name its base model: base_model_name_or_path is {source!r}")
+    importlib.import_module("snnk.peft")  # makes its adapters known to PEFT
+    from snnk.peft.patterns import check_patterns
+
+    check_patterns(found, file)
+    return source
+
+
+def _with_adapter(model: Any, info: dict[str, Any], folder: Path, source: str) -> Any:
+    """The model with its adapter; every tensor that the base model lacks must be in the adapter's file."""
+    from peft import PeftModel, get_peft_model_state_dict
+
+    from snnk.peft.config import read_header
+
+    file = folder / "adapter_model.safetensors"
+    found = read_header(folder)
+    if found is None:
+        raise ValueError(f"there is no file {file}; copy the folder again")
+    other = {key for key, *_ in info["mismatched_keys"] if model.state_dict()[key].numel()}  # not that of the mean
+    wrong = sorted(key for key in other if not in_head(model, key))
+    if wrong:
+        raise ValueError(f"{source} does not fit its own configuration: {some(wrong)} have other shapes")
+    drawn = {f"base_model.model.{key}" for key in {*info["missing_keys"], *other}}
+    _lacks(drawn, found, file, source)  # PEFT ends with a bare name otherwise
+    try:
+        model = PeftModel.from_pretrained(model, folder)
+        wanted = {name: tuple(tensor.shape) for name, tensor in get_peft_model_state_dict(model).items()}
+    except Exception as error:
+        raise ValueError(f"the adapter in {folder} cannot be loaded: {error}") from error
+    _lacks(wanted, found, file, source)
+    others = sorted(name for name, shape in found.items() if wanted.get(name) != shape)
+    if others:
+        raise ValueError(f"{file} has {some(others)} with other shapes than, or without a place in, {source}")
+    return model
+
+
+def _lacks(wanted: Iterable[str], found: Iterable[str], file: Path, source: str) -> None:
+    lacking = sorted(set(wanted) - set(found))
+    if lacking:
+        raise ValueError(f"{file} lacks {some(lacking)}: it is damaged or not of {source}; copy the folder again")
 
 
 def check_out(out: Path, checkpoint: Path, resume: bool) -> None:
     """Refuse what cannot be written, or would overwrite something, before any work."""
     if out.exists() or out.is_symlink():
-        done = " and is complete, there is nothing to resume" if resume and (out / "metrics.json").is_file() else ""
+        done = ""
+        if (out / "metrics.json").is_file():
+            done = " and is complete, there is nothing to resume" if resume else ""
+            checkpoint.unlink(missing_ok=True)  # of the run that made it, and was killed before it did this
+        _io.remove_leftovers(out)
         raise FileExistsError(f"{out} exists already{done}; name a folder that does not")
     if checkpoint.exists() and not resume:
         raise FileExistsError(f"{checkpoint} is of a run that was stopped: go on with resume, or delete it")
@@ -222,10 +324,12 @@ def check_out(out: Path, checkpoint: Path, resume: bool) -> None:
 
 def _processor(source: str, images: bool) -> Any:
     try:
-        return (AutoImageProcessor if images else AutoTokenizer).from_pretrained(source)
+        processor = (AutoImageProcessor if images else AutoTokenizer).from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # the files are the user's and the loader is not ours: anything may be wrong
         what = "image processor" if images else "tokenizer"
         raise ValueError(f"{source} has no {what} that can be loaded: {error}") from error
+    check_length(processor, source)
+    return processor
 
 
 def _kind(images: bool, mean: bool) -> Any:
@@ -254,10 +358,13 @@ def _load(
 ) -> tuple[Any, tuple[str, ...]]:
     """The model, and the modules inside its base model that its files do not have, drawn at random."""
     kind = _kind(images, config.pooling == "mean")
+    if Path(config.model).is_dir():
+        check_folder(Path(config.model))
     try:
         model, info = kind.from_pretrained(
             config.model,
             use_safetensors=True,
+            trust_remote_code=False,
             output_loading_info=True,
             dtype=torch.float32,
             **_label_options(labels.names),
@@ -277,6 +384,8 @@ def _load(
     wrong = [key for key in other if not _may_differ(model, key)]
     if wrong:
         raise ValueError(f"{config.model} does not fit its own configuration: {', '.join(wrong)} have other shapes")
+    refuse_keys(model, info["missing_keys"], info["unexpected_keys"], config.model, None, new_head=True)
+    refuse_nan(model, config.model)
     inside = sorted(k for k in {*info["missing_keys"], *other} if k.startswith(f"{model.base_model_prefix}."))
     if inside and config.pooling == "model":
         say(f"note: the files have no {', '.join(inside)}; these are random. --pooling mean does without a pooler")
@@ -321,14 +430,20 @@ def _start(model: Any, method: Method, setup: Setup, config: FinetuneConfig, say
     }
 
 
-def _key(config: FinetuneConfig, method: Method, inputs: Inputs) -> str:
-    """Of what decides about the weights: options, labels, and the rows: their tokens, or names and sizes of images."""
-    told = {**asdict(replace(config, resume=False, out="")), "summary": method.summary}
+def _bits(model: Any) -> list[int]:
+    """Two sums per parameter over its bits as integers, which are the same in whatever order they are added."""
+    bits = (p.detach().flatten().view(torch.int32).long() for p in model.parameters())
+    return [int(total) for part in bits for total in (part.sum(), part.square().sum())]
+
+
+def _key(config: FinetuneConfig, method: Method, inputs: Inputs, loaded: list[int]) -> str:
+    """Of what decides about the weights: options, the model's own weights, labels, and the rows: tokens or images."""
+    told = {**asdict(replace(config, resume=False, out="")), "summary": method.summary, "loaded": loaded}
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
     for data in (inputs.train, inputs.validation):
         digest.update(data.labels.numpy().tobytes())
         for row in data.rows:
-            digest.update(repr((row.name, row.stat().st_size) if isinstance(row, Path) else row).encode())
+            digest.update(hashlib.sha256(row.read_bytes()).digest() if isinstance(row, Path) else repr(row).encode())
     return digest.hexdigest()[:16]
 
 

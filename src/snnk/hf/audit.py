@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
-from snnk import _checks
+from snnk import _checks, _io
+from snnk._text import printable
 from snnk.hf.architectures import FFN, find_ffns
 from snnk.hf.blocks import METHOD, SNNKQuantizationConfig
 from snnk.hf.counting import (
@@ -37,6 +37,7 @@ from snnk.hf.counting import (
 )
 from snnk.hf.folders import find_folder, find_transformer
 from snnk.hf.io import SNNKQuantizer
+from snnk.hf.strict import check_folder, refuse_keys, refuse_sizes
 
 FIGURES = {  # attributes of Audit that are compared with the original's
     "stored_bytes": "stored bytes",
@@ -98,7 +99,7 @@ class Audit:
     def __str__(self) -> str:
         columns = [self] if self.original is None else [self, self.original]
         heads = "".join(f"{head:>19}" for head in ("this", "original", "this/original")[: 2 * len(columns) - 1])
-        lines = [f"{self.model} in {self.source}", " " * 38 + heads]
+        lines = [f"{self.model} in {printable(self.source)}", " " * 38 + heads]
         for name, what in FIGURES.items():
             values = [getattr(column, name) for column in columns]
             if name != "seconds" or self.seconds is not None:
@@ -177,27 +178,39 @@ def _open(source: Any, like: Any = None, weights: bool = False) -> tuple[PreTrai
         raise TypeError(f"expected a folder or a transformers PreTrainedModel; got {type(source).__name__}")
     folder = find_folder(str(source))
     folder /= find_transformer(folder)
-    index = folder / "model.safetensors.index.json"
-    names = json.loads(index.read_text())["weight_map"].values() if index.is_file() else ["model.safetensors"]
-    files = [folder / Path(name).name for name in sorted(set(names))]  # in this folder, whatever the index says
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise ValueError(f"{folder} has no {', '.join(missing)}; models are read from safetensors only")
-    config = AutoConfig.from_pretrained(folder)
-    architecture = (config.architectures or ["none"])[0]
+    files = check_folder(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # the file is the user's and the loader is not ours: anything may be wrong
+        raise ValueError(f"{folder} has no config.json that can be read: {error}") from error
+    architecture = str((config.architectures or ["none"])[0])
     kind: Any = getattr(transformers, architecture, None)
     if like is not None and like.config.model_type == config.model_type:
         kind = type(like)  # the same head on both
     if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
         raise ValueError(f"config.json in {folder} names the architecture {architecture!r}, which transformers has not")
+    try:
+        if weights:
+            loaded: Any = kind.from_pretrained(
+                folder, use_safetensors=True, output_loading_info=True, trust_remote_code=False
+            )
+        else:
+            with torch.device("meta"):
+                model = kind(config)
+    except Exception as error:
+        raise ValueError(f"{folder} cannot be loaded as a {kind.__name__}: {error}") from error
     if weights:
-        return kind.from_pretrained(folder, use_safetensors=True), files
-    with torch.device("meta"):
-        model = kind(config)
+        model, info = loaded
+        refuse_keys(model, info["missing_keys"], info["unexpected_keys"], folder, architecture)
+        return model, files
+    refuse_sizes(model, files)
     quantization = getattr(config, "quantization_config", None)
-    if quantization is not None and quantization.get("quant_method") == METHOD:
-        quantizer = SNNKQuantizer(SNNKQuantizationConfig(**quantization))
-        quantizer.preprocess_model(model, checkpoint_files=[str(file) for file in files])
+    if isinstance(quantization, dict) and quantization.get("quant_method") == METHOD:
+        try:
+            quantizer = SNNKQuantizer(SNNKQuantizationConfig(**quantization))
+            quantizer.preprocess_model(model, checkpoint_files=[str(file) for file in files])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{folder / 'config.json'} does not describe a compressed model: {error}") from error
     return model, files
 
 
@@ -241,11 +254,8 @@ def _describe(model: PreTrainedModel, files: list[Path], tokens: tuple[int, int]
 
 def _header(file: Path) -> list[tuple[str, int, int]]:
     """(dtype, numbers, bytes) of each tensor in a safetensors file, none of which is read."""
-    try:
-        with safe_open(file, framework="pt"), file.open("rb") as raw:  # safe_open checks sizes and offsets
-            header = json.loads(raw.read(int.from_bytes(raw.read(8), "little")))
-    except SafetensorError as error:
-        raise ValueError(f"{file} is no safetensors file: {error}") from error
+    with _io.open_tensors(file), file.open("rb") as raw:  # the former checks sizes and offsets
+        header = json.loads(raw.read(int.from_bytes(raw.read(8), "little")))
     entries = [entry for name, entry in header.items() if name != "__metadata__"]
     return [(e["dtype"], torch.Size(e["shape"]).numel(), e["data_offsets"][1] - e["data_offsets"][0]) for e in entries]
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from snnk import _checks
+from snnk._text import printable
 
 IMAGES = (".png", ".jpg", ".jpeg")
 FEWEST = 10  # inputs: one of ten is held out
@@ -47,7 +48,7 @@ class Calibration(list[dict[str, Tensor]]):
 
     def __str__(self) -> str:
         column = "" if self.column is None else f", column {self.column!r}"
-        return f"{self.items:,} {self.kind} of {self.source}{column}"
+        return f"{self.items:,} {self.kind} of {printable(self.source)}{column}"
 
 
 def load_calibration(
@@ -155,6 +156,13 @@ def _parts(items: list[T], batch_size: int) -> Iterator[list[T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
+def check_length(processor: Any, source: Any) -> None:
+    """Refuse a tokenizer whose longest text is no number; transformers keeps what tokenizer_config.json says."""
+    most = getattr(processor, "model_max_length", 1)
+    if isinstance(most, bool) or not isinstance(most, int | float) or not most >= 1:
+        raise ValueError(f"{source}: tokenizer_config.json has the model_max_length {most!r}; a number is expected")
+
+
 def pad_id(processor: Any) -> int:
     """The token that batches are filled up with: the tokenizer's for padding, else for the end of a text, else 0."""
     return next((int(i) for i in (processor.pad_token_id, processor.eos_token_id) if i is not None), 0)
@@ -196,7 +204,7 @@ def _jsonl(path: Path, column: str | None) -> tuple[Iterable[str], str | None]:
             if line.strip():
                 try:
                     yield json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
                     raise ValueError(f"{path}, line {number}, is no JSON: {error}") from error
 
     head = [row for row, _ in zip(rows(), range(HEAD), strict=False)]
@@ -216,7 +224,12 @@ def _jsonl(path: Path, column: str | None) -> tuple[Iterable[str], str | None]:
 def _csv(path: Path, column: str | None) -> tuple[Iterable[str], str | None]:
     def rows() -> Iterator[dict[str, str]]:
         # lines are joined again by csv where a quoted value has a line break
-        return iter(csv.DictReader(_lines(path), delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
+        try:
+            yield from csv.DictReader(_lines(path), delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+        except csv.Error as error:
+            raise ValueError(f"{path} cannot be read as CSV: {error}") from error
+
+    csv.field_size_limit(2**31 - 1)  # of Python 131,072 characters: a long document has more
 
     head = [row for row, _ in zip(rows(), range(HEAD), strict=False)]
     if not head:
@@ -242,7 +255,7 @@ def _parquet(path: Path, column: str | None) -> tuple[Iterable[str], str | None]
         raise ValueError(f"reading {path} needs pyarrow; install it with: pip install 'snnk[tables]'") from missing
     try:
         file = pq.ParquetFile(path)
-    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise ValueError(f"{path} is no Parquet file: {error}") from error
 
     def is_string(kind: Any) -> bool:
@@ -250,8 +263,15 @@ def _parquet(path: Path, column: str | None) -> tuple[Iterable[str], str | None]
         return bool(pa.types.is_string(plain) or pa.types.is_large_string(plain))
 
     name = _column(path, {field.name: is_string(field.type) for field in file.schema_arrow}, column)
-    parts = file.iter_batches(columns=[name])
-    return (value or "" for part in parts for value in part.column(0).to_pylist()), name
+
+    def values() -> Iterator[str]:
+        try:
+            for part in file.iter_batches(columns=[name]):
+                yield from (value or "" for value in part.column(0).to_pylist())
+        except (OSError, ValueError, pa.ArrowException) as error:  # a damaged page, or bytes that are no UTF-8
+            raise ValueError(f"{path}, column {name!r}, cannot be read: {error}") from error
+
+    return values(), name
 
 
 def _column(path: Path, strings: Mapping[str, bool], wanted: str | None) -> str:
@@ -298,6 +318,8 @@ def _images(path: Path, processor: Any, batch_size: int, max_tokens: int, genera
 def open_image(file: Path) -> Any:
     from PIL import Image
 
+    if not file.is_file():  # a pipe would never end
+        raise ValueError(f"{file} is no image, but a folder, a pipe, a device or a link to nothing; remove it")
     try:
         with Image.open(file) as image:
             return image.convert("RGB")

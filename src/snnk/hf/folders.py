@@ -1,23 +1,33 @@
-"""Folders of models: where in one the transformer is, and what of it goes along into a compressed model's folder."""
+"""Folders of models: where in one the transformer is, and what of it goes along into a compressed model's folder.
+
+A folder may come from anyone. Before a file of it is opened, `refuse_unsafe` refuses one that asks for code to be run,
+or whose links lead out of it.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import stat
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".onnx", ".gguf", ".index.json")
 EXPORTS = ("onnx", "openvino", "coreml", ".git", ".cache")  # folders with the original's weights in other formats
+CODE = (".py", ".pyc", ".sh", ".so", ".dll", ".dylib", ".pkl", ".pickle", ".joblib")  # what could run is not copied
+IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
 ADAPTER = "adapter_config.json"
 ORIGINAL_CARD = "README.original.md"
 
 
 def find_folder(model: str) -> Path:
-    """The folder of a model, downloaded if it is a name of the hub."""
+    """The folder of a model, downloaded if it is a name of the hub, and checked by `refuse_unsafe`."""
     folder = Path(model)
     if folder.is_dir():
+        refuse_unsafe(folder)
         return folder
     if folder.exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model) or model.startswith("."):
         raise ValueError(f"{model} is no folder, and no name of a model on the hub")
@@ -26,9 +36,104 @@ def find_folder(model: str) -> Path:
     # weights as safetensors only, as they are the only ones that are loaded
     unused = ["pytorch_model*", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.gguf", *(f"{name}/*" for name in EXPORTS)]
     try:
-        return Path(huggingface_hub.snapshot_download(model, ignore_patterns=unused))
+        folder = Path(huggingface_hub.snapshot_download(model, ignore_patterns=unused))
     except Exception as error:  # of the network, of the hub, of its cache: many kinds, one meaning
         raise ValueError(f"there is no folder {model}, and the hub did not give it: {error}") from error
+    refuse_unsafe(folder)
+    return folder
+
+
+def refuse_unsafe(folder: Path) -> None:
+    """Refuse a model's folder that asks for code to be run, or that has links out of it or special files.
+
+    A snapshot of the hub's cache may have links to the blobs of the same model, which lie beside its snapshots.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> _ = (folder / "config.json").write_text('{"auto_map": {"AutoModel": "modeling_own.Own"}}')
+        >>> refuse_unsafe(folder)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: .../config.json names code of its own to run (auto_map: ...
+    """
+    root = Path(os.path.realpath(folder))
+    allowed = [root]
+    if root.parent.name == "snapshots" and re.fullmatch(r"models--.+", root.parent.parent.name):
+        allowed.append(root.parent.parent / "blobs")
+    for path in _entries(folder):
+        _check_entry(path, allowed)
+        if path.name.endswith("config.json") and path.is_file():
+            _check_config(path, _json(path), allowed)
+        if path.name.endswith(".index.json"):
+            _check_index(path, _json(path))
+    for module in _modules(folder):
+        if PurePosixPath(module["path"]).is_absolute() or ".." in PurePosixPath(module["path"]).parts:
+            raise ValueError(f"{folder / 'modules.json'} names {module['path']}, outside the folder")
+        if not module["type"].startswith("sentence_transformers."):
+            raise ValueError(
+                f"{folder / 'modules.json'} names code of its own to run ({module['type']}), which snnk never does; "
+                "use a model of modules that sentence-transformers has"
+            )
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    """Everything in a folder, but for exports of other formats, which are not read; links are not followed."""
+    for place, folders, files in os.walk(folder):
+        if Path(place) == folder:
+            folders[:] = [name for name in folders if name not in EXPORTS]
+        yield from (Path(place, name) for name in sorted([*folders, *files]))
+
+
+def _check_entry(path: Path, allowed: list[Path]) -> None:
+    try:
+        target = Path(os.path.realpath(path, strict=True))
+        mode = target.stat().st_mode
+    except OSError as error:
+        raise ValueError(f"{path} cannot be followed: {error.strerror or error}; remove it") from None
+    if not any(target.is_relative_to(place) for place in allowed):
+        raise ValueError(
+            f"{path} is a link to {target}, outside the model's folder; put the file itself there, or remove the link"
+        )
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ValueError(f"{path} is neither a file nor a folder, but a pipe, socket or device; remove it")
+
+
+def _check_config(path: Path, config: Any, allowed: list[Path]) -> None:
+    """Refuse a configuration that names a class in a file of its own, a kernel of the hub, or a file elsewhere.
+
+    Tokenizers read the vocabulary that their configuration names. Paths of the machine where they were saved are left
+    in many, and do no harm where there is no such file.
+    """
+    if isinstance(config, dict):
+        named = {"auto_map": config.get("auto_map")}
+        named |= {key: config[key] for key in IMPLEMENTATIONS if "/" in str(config.get(key))}
+        for key, value in named.items():
+            if value:
+                raise ValueError(
+                    f"{path} names code of its own to run ({key}: {value}), which snnk never does; if the classes "
+                    f"of transformers itself are meant, remove {key} from the file"
+                )
+        for key, value in config.items():
+            if key.endswith("_file") and isinstance(value, str) and _is_elsewhere(value, allowed):
+                raise ValueError(f"{path} names {key} {value}, outside the model's folder; remove {key} from the file")
+    for part in config.values() if isinstance(config, dict) else config if isinstance(config, list) else ():
+        _check_config(path, part, allowed)
+
+
+def _is_elsewhere(name: str, allowed: list[Path]) -> bool:
+    try:
+        target = Path(os.path.realpath(name))
+        return target.exists() and not any(target.is_relative_to(place) for place in allowed)
+    except (OSError, ValueError):  # too long for a path, or with a zero in it
+        return False
+
+
+def _check_index(path: Path, index: Any) -> None:
+    """Refuse an index of weights that names files in other folders."""
+    names = index.get("weight_map") if isinstance(index, dict) else None
+    for name in set(map(str, names.values())) if isinstance(names, dict) else ():
+        if name != PurePosixPath(name).name:
+            raise ValueError(f"{path} names {name}, outside the folder; weights are read from beside the index")
 
 
 def find_transformer(folder: Path) -> PurePosixPath:
@@ -73,12 +178,17 @@ def pooling_of(folder: Path) -> str:
 
 
 def copy_others(folder: Path, inner: PurePosixPath, target: Path) -> str:
-    """Copy tokenizer, pooling and everything else but the transformer's weights and configuration; the old card."""
+    """Copy tokenizer, pooling and all else but the transformer's weights, its configuration and code; the old card.
+
+    The folder has passed `refuse_unsafe`, so that no link leads out of it.
+    """
     ours = {(folder / module["path"]).resolve() for module in _modules(folder)}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         own = name.parent == Path(inner)  # other modules of sentence-transformers keep their weights
         if not path.is_file() or name.parts[0] in EXPORTS or (own and _replaced(path.name)):
+            continue
+        if path.name.lower().endswith(CODE):
             continue
         if any(_other_model(parent, ours) for parent in path.parents[: len(name.parts) - 1]):
             continue
@@ -110,8 +220,8 @@ def _modules(folder: Path) -> list[dict[str, str]]:
 
 
 def _json(path: Path) -> Any:
-    """What a file holds; None if it is none, or no JSON."""
+    """What a file holds; None if it is none, or no JSON that can be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.quantizers.auto import (
     AUTO_QUANTIZATION_CONFIG_MAPPING,
@@ -22,13 +22,15 @@ from transformers.quantizers.auto import (
 )
 from transformers.quantizers.base import HfQuantizer
 
+from snnk import _io
 from snnk.hf.architectures import find_ffns
 from snnk.hf.blocks import METHOD, SNNKQuantizationConfig, note_, rebuild_
 from snnk.hf.pooler_sites import Pooler, rebuild_pooler_
+from snnk.hf.strict import check_folder, refuse_keys, refuse_nan, refuse_sizes, some
 
 
 class SNNKQuantizer(HfQuantizer):
-    """Rebuilds replaced blocks inside from_pretrained, and sees to it that every tensor of theirs was in the file."""
+    """Rebuilds replaced blocks inside from_pretrained, and sees to it that every tensor was in the file."""
 
     requires_calibration = True  # transformers then refuses to quantise while loading: compress_ does that
 
@@ -36,6 +38,16 @@ class SNNKQuantizer(HfQuantizer):
         super().__init__(quantization_config, **kwargs)
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.pooler: Pooler | None = None
+        self.source = "the file"
+        self.saved_class: str | None = None  # that the file is of
+        self.info: Any = None  # transformers' lists of missing and unexpected keys
+
+    def update_attn_implementation(self, config: Any) -> Any:
+        """The only step that sees the configuration before the model is made: a local folder's sizes are checked."""
+        folder = Path(config.name_or_path or "")
+        if any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+            check_folder(folder)
+        return config
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         config: Any = self.quantization_config
@@ -46,7 +58,10 @@ class SNNKQuantizer(HfQuantizer):
         unknown = sorted(set(blocks) - set(ffns))
         if unknown:
             raise ValueError(f"quantization_config names {', '.join(unknown)}; the model has {', '.join(ffns)}")
-        files = kwargs.get("checkpoint_files") or []
+        files = [str(file) for file in kwargs.get("checkpoint_files") or []]
+        self.source = some(files) or self.source
+        self.saved_class = next(iter(model.config.architectures or []), None)
+        refuse_sizes(model, files)
         room = sum(os.path.getsize(file) for file in files) if files else 2**40
         for name, entry in blocks.items():
             rebuild_(ffns[name], entry, room)
@@ -55,6 +70,7 @@ class SNNKQuantizer(HfQuantizer):
         self.shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
         elsewhere = "" if self.pooler is None or self.pooler.fits else self.pooler.site.new[0]
         _check_keys(files, self.shapes, elsewhere)
+        self._listen(model)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
         self._check(model)
@@ -68,8 +84,19 @@ class SNNKQuantizer(HfQuantizer):
                 module.config._is_quantized = False
         return model
 
+    def _listen(self, model: PreTrainedModel) -> None:
+        """Keep the lists of keys that from_pretrained makes, and gives to callers only who ask for them."""
+        adjust: Any = model._adjust_missing_and_unexpected_keys
+
+        def listen(info: Any) -> None:
+            adjust(info)
+            self.info = info
+
+        model._adjust_missing_and_unexpected_keys = listen  # type: ignore[assignment, method-assign]
+
     def _check(self, model: PreTrainedModel) -> None:
         """transformers checks no shapes when there is a quantizer, and only logs what is missing."""
+        del model._adjust_missing_and_unexpected_keys
         tensors = model.state_dict(keep_vars=True)
         wrong = [
             f"{key} {tuple(tensors[key].shape)} instead of {shape}"
@@ -77,7 +104,7 @@ class SNNKQuantizer(HfQuantizer):
             if key in tensors and tuple(tensors[key].shape) != shape
         ]
         if wrong:
-            raise ValueError(f"the file does not fit the model: {', '.join(wrong)}")
+            raise ValueError(f"{self.source} does not fit the model: {', '.join(wrong)}")
         config: Any = self.quantization_config
         parts = {ffn.name: ffn.block for ffn in find_ffns(model) if ffn.kind != "dense"} if config.blocks else {}
         if self.pooler is not None and self.pooler.fits:
@@ -92,7 +119,11 @@ class SNNKQuantizer(HfQuantizer):
             if not tensor.is_meta and not getattr(tensor, "_is_hf_initialized", False)
         ]
         if missing:
-            raise ValueError(f"the file has no {', '.join(missing)}")
+            raise ValueError(f"{self.source} has no {', '.join(missing)}")
+        if self.info is None:
+            raise ValueError("this version of transformers does not say which keys are missing; install another")
+        refuse_keys(model, self.info.missing_keys, self.info.unexpected_keys, self.source, self.saved_class)
+        refuse_nan(model, self.source)
 
     def is_serializable(self) -> bool:
         return True
@@ -119,11 +150,11 @@ def _check_keys(files: list[str], wanted: Iterable[str], elsewhere: str) -> None
         raise ValueError(f"compressed models are saved as safetensors only; got {', '.join(map(str, files))}")
     found: Counter[str] = Counter()
     for file in files:
-        with safe_open(file, framework="pt") as tensors:
+        with _io.open_tensors(file) as tensors:
             found.update(_map_tensors(k for k in tensors.keys() if not elsewhere or f"{elsewhere}." not in k))  # noqa: SIM118
     extra = found - Counter(_map_tensors(wanted))
     if files and extra:
-        raise ValueError(f"the file has feature maps that quantization_config does not name: {dict(extra)}")
+        raise ValueError(f"{some(files)} has feature maps that quantization_config does not name: {dict(extra)}")
 
 
 def _map_tensors(keys: Iterable[str]) -> Iterator[str]:

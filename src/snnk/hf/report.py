@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape, unescape
+from html import unescape
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from snnk._text import html as escape
+from snnk._text import markdown, printable
 from snnk.hf.counting import counting_mode, in_turns
 from snnk.hf.plan import KEPT, place
 
@@ -175,11 +177,12 @@ def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
     """README.md of a compressed model; of the original's card, licence and language are taken over."""
     card = front_matter(original_card)
     library = "sentence-transformers" if report["sentence_transformers"] else "transformers"
-    front = {"base_model": report["base_model"], "library_name": library, "tags": ["snnk", "compressed"]}
+    front = {"base_model": printable(report["base_model"]), "library_name": library, "tags": ["snnk", "compressed"]}
     yaml = [f"{key}: {json.dumps(value)}" for key, value in front.items()] + card  # JSON is YAML
-    figures = [f"| {_cell(what)} | {unescape(value)} |" for what, value in headline(report)]
+    figures = [f"| {markdown(what)} | {unescape(value)} |" for what, value in headline(report)]
     blocks = [
-        f"| {_cell(b['name'])} | {_cell(_what(b))} | {b['parameters_before']:,} | {b['parameters']:,} | {_error(b)} |"
+        f"| {markdown(b['name'])} | {markdown(_what(b))} | {b['parameters_before']:,} | {b['parameters']:,} | "
+        f"{_error(b)} |"
         for b in report["report"]["blocks"]
     ]
     load = (
@@ -194,9 +197,9 @@ def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
 {lines(yaml)}
 ---
 
-# {_cell(report["base_model"])}, compressed
+# {markdown(report["base_model"])}, compressed
 
-{_cell(_sentence(report))}
+{markdown(_sentence(report))}
 
 | measured | |
 |---|---|
@@ -221,9 +224,9 @@ An error is squared, over the variance of what the block is to add.
 
 ## Calibration data and measured loss
 
-Fitted to {_cell(_calibration(report))}. On {report["report"]["held_out_tokens"]:,} held-out tokens of the same data,
-against the original: {_cell(agreed)}. Compared: {_cell(report["compared"])}. Measure the loss on your own task before
-you rely on it.
+Fitted to {markdown(_calibration(report))}. On {report["report"]["held_out_tokens"]:,} held-out tokens of the same data,
+against the original: {markdown(agreed)}. Compared: {markdown(report["compared"])}. Measure the loss on your own task
+before you rely on it.
 
 report.html has pictures, report.json all figures, plan.json the plan.
 """
@@ -233,7 +236,8 @@ def front_matter(card: str) -> list[str]:
     """Lines of plain values that stay true for the compressed model, the licence first of all."""
     found = re.match(r"---\n(.*?)\n---", card, re.DOTALL)
     lines = found[1].split("\n") if found else []
-    return [line for line in lines if re.fullmatch(rf"({'|'.join(CARRIED)}): *[\w./:-]+ *", line)]
+    plain = (re.fullmatch(rf"({'|'.join(CARRIED)}): *(\w[\w./:-]*(?<!:)) *", line) for line in lines)
+    return [f"{key}: {value}" for key, value in {m[1]: m[2] for m in plain if m}.items()]  # each key once
 
 
 def _sentence(report: Mapping[str, Any]) -> str:
@@ -285,11 +289,6 @@ def _what(block: Mapping[str, Any]) -> str:
 
 def _error(block: Mapping[str, Any]) -> str:
     return "-" if block["error"] is None else f"{block['error']:.4f}"
-
-
-def _cell(text: str) -> str:
-    """Text of a user or a plan as Markdown that stays in its cell or line, and has no HTML."""
-    return escape(" ".join(text.split()), quote=False).replace("|", "\\|").replace("`", "\\`")
 
 
 def _facts(report: Mapping[str, Any]) -> dict[str, str]:

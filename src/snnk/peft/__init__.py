@@ -8,7 +8,7 @@ from __future__ import annotations
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from peft.utils import PeftType, register_peft_method
 
-from snnk.peft.config import SNNKConfig
+from snnk.peft.config import PEFT_TYPE, SNNKConfig
 from snnk.peft.convert import LoraConversion, LoraSite, to_lora
 from snnk.peft.layer import AdaptedLinear
 from snnk.peft.model import SNNKModel
@@ -26,6 +26,8 @@ def register() -> None:
         PeftType._value2member_map_["SNNK"] = member
     if PeftType("SNNK") not in PEFT_TYPE_TO_CONFIG_MAPPING:
         register_peft_method(name="snnk", config_cls=SNNKConfig, model_cls=SNNKModel, prefix=SNNKModel.prefix)
+    PEFT_TYPE_TO_CONFIG_MAPPING[PEFT_TYPE] = SNNKConfig  # type: ignore[index]
+    PeftType._value2member_map_[PEFT_TYPE] = PeftType("SNNK")
 
 
 register()

@@ -14,7 +14,7 @@ from typing import Any
 import safetensors
 import torch
 from peft.config import PeftConfig
-from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME, PeftType
+from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME, PeftType
 from peft.utils.other import get_pattern_key
 from torch import Tensor
 
@@ -22,11 +22,15 @@ from snnk import _checks
 from snnk.activations import ACTIVATIONS
 from snnk.adapters import SNNKAdapter
 from snnk.features import FEATURE_MAPS, Directions, FeatureMap
+from snnk.peft.patterns import check_patterns
 from snnk.projections import PROJECTIONS
 
+# peft_type in a file: PEFT answers an unknown one with a KeyError of this text. Files of version 0.1 have "SNNK"
+PEFT_TYPE = "SNNK: run 'import snnk.peft' before (pip install snnk[peft])"
 PLACEMENTS = ("houlsby", "pfeiffer")
 PROJECTED = ("random", "pca", "gradient")
 PROBES, SKETCH, TOLERANCE = 4, 4, 1e-3
+FLOATS = ("F64", "F32", "F16", "BF16")  # dtypes of adapters in files
 ANEW = (
     "for a new adapter with the settings of an old one's file, take dataclasses.replace(config, inference_mode=False)"
 )
@@ -95,6 +99,8 @@ class SNNKConfig(PeftConfig):
         self.was_read = type(self.peft_type) is str
         self.from_file = self.was_read and (self.inference_mode or self.projection_checksums is not None)
         self.peft_type = PeftType("SNNK")
+        if self.was_read:
+            check_patterns(vars(self))
         self.num_features = _checks.positive_int(self.num_features, "num_features")
         _checks.choose(self.projection, PROJECTED, "projection")
         known: Iterable[str] = FEATURE_MAPS if self.projection == "random" else ACTIVATIONS
@@ -133,9 +139,17 @@ class SNNKConfig(PeftConfig):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, subfolder: str | None = None, **kwargs: Any) -> Any:
         """Read the configuration, and of a local folder the header of its weights: a bad file then changes nothing."""
-        config = super().from_pretrained(pretrained_model_name_or_path, subfolder, **kwargs)
+        try:
+            config = super().from_pretrained(pretrained_model_name_or_path, subfolder, **kwargs)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            file = Path(pretrained_model_name_or_path, subfolder or "", CONFIG_NAME)
+            raise ValueError(f"{file} is not the configuration of an SNNK adapter: {error}") from error
         config.file_shapes = read_header(Path(pretrained_model_name_or_path, subfolder or ""))
         return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a file, whose `peft_type` tells a reader without snnk what to import."""
+        return {**super().to_dict(), "peft_type": PEFT_TYPE}
 
     def features_at(self, site: str) -> int:
         """num_features of the adapter behind the layer of that name."""
@@ -191,9 +205,14 @@ def read_header(folder: str | os.PathLike[str]) -> dict[str, tuple[int, ...]] | 
         return None
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, no mapping
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, no mapping
+            found = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
     except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(f"{path} is no whole safetensors file: {error}. Copy or save it again") from None
+    for name, (dtype, _) in found.items():  # PEFT would take bits of another kind for numbers
+        if ".snnk_adapter." in name and dtype not in FLOATS and not name.endswith(".degrees"):
+            raise ValueError(f"{path} has {name} as {dtype}, not as {', '.join(FLOATS)}. Copy or save it again")
+    return {name: shape for name, (_, shape) in found.items()}
 
 
 @torch.no_grad()
@@ -228,7 +247,8 @@ def check_sums(config: SNNKConfig, site: str, feature_map: FeatureMap) -> None:
             f"that projection_seed={config.projection_seed} draws: its configuration was edited. Save it again; "
             f"{ANEW}"
         )
-    compare_sums(site, config.projection_checksums.get(site), checksum(feature_map))
+    stored = config.projection_checksums.get(site) if isinstance(config.projection_checksums, dict) else None
+    compare_sums(site, stored, checksum(feature_map))
 
 
 def compare_sums(site: str, stored: Any, found: list[float], rounding: float = 0.0) -> None:

@@ -32,6 +32,7 @@ from snnk.peft.layer import NOT_MERGEABLE, AdaptedLinear, out_features
 
 # of all adapters of one configuration, 1 GiB, or as many as the model has: checked before a file's sizes are believed
 MOST_VALUES = 2**28
+MOST_READ = 2**20  # where the sizes come from a file
 DEPTH = {"tanh_power": 11}  # vectors that a feature draws, where that is more than one
 # parts of the names in a file
 RESERVED = {"weight", "gate", "bias", "checksum", "feature_map", "projection", "snnk_adapter"}
@@ -92,9 +93,16 @@ class SNNKModel(BaseTuner):
         unused = {p for p in peft_config.feature_pattern if not any(re.match(rf"(.*\.)?({p})$", s) for s in sites)}
         if unused:
             raise ValueError(f"feature_pattern {sorted(unused)} fits none of the layers {_some(sites)}")
+        if shapes is not None:  # sizes first: drawing many features takes long
+            shapes = {name.removeprefix("base_model.model."): shape for name, shape in shapes.items()}
+            names: Any = {
+                f"{site}.snnk_adapter.weight": (dim, peft_config.features_at(site)) for site, dim in sites.items()
+            }
+            _compare(names, {name: shape for name, shape in shapes.items() if name.endswith(".snnk_adapter.weight")})
         depth = DEPTH.get(peft_config.feature_map, 1) if peft_config.projection == "random" else 1
         values = sum(depth * dim * peft_config.features_at(site) for site, dim in sites.items())
-        most = max(MOST_VALUES, sum(p.numel() for p in model.parameters()))
+        # a file that is read by transformers' load_adapter shows no header: be content with as much as the model has
+        most = max(MOST_READ if peft_config.was_read else MOST_VALUES, sum(p.numel() for p in model.parameters()))
         if values > most:
             raise ValueError(
                 f"{len(sites)} adapters of {peft_config.num_features} features have {values:.3g} values or more, "
@@ -107,7 +115,7 @@ class SNNKModel(BaseTuner):
                 _not_saved(adapter)
         if shapes is not None:
             expected = {f"{s}.snnk_adapter.{n}": tuple(t.shape) for s, a in made.items() for n, t in _stored(a)}
-            _compare(expected, {n.removeprefix("base_model.model."): s for n, s in shapes.items()})
+            _compare(expected, shapes)
         self._made = made
 
     def _sites(self, peft_config: Any, model: nn.Module) -> dict[str, int]:

@@ -1,0 +1,177 @@
+"""No code of a model's folder ever runs, and nobody is asked whether it may."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from snnk.cli import main
+from snnk.finetune import finetune, load
+from snnk.finetune.config import FinetuneConfig
+from snnk.hf.folders import refuse_unsafe
+
+ROOT = Path(__file__).parents[2]
+CODE = "from pathlib import Path\nPath({canary!r}).touch()\n"
+LOADERS = ("from_pretrained", "from_config")
+
+
+def edit(file, **values):
+    found = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**found, **values}))
+
+
+def plant(folder, canary):
+    """Every file of a folder that transformers, PEFT or sentence-transformers could take code from."""
+    for name in ("modeling_own.py", "custom_generate/generate.py", "__init__.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(CODE.format(canary=str(canary)))
+
+
+OWN = {
+    "AutoConfig": "modeling_own.C",
+    "AutoModel": "modeling_own.M",
+    "AutoModelForSequenceClassification": "modeling_own.M",
+}
+HOSTILE = {
+    "model": ("config.json", {"auto_map": OWN}),
+    "model of an unknown type": ("config.json", {"auto_map": OWN, "model_type": "own"}),
+    "model of another repository": ("config.json", {"auto_map": {"AutoConfig": "someone/else--modeling_own.C"}}),
+    "tokenizer": ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["modeling_own.T", None]}}),
+    "image processor": ("preprocessor_config.json", {"auto_map": {"AutoImageProcessor": "modeling_own.P"}}),
+    "part of a model": ("config.json", {"text_config": {"auto_map": OWN}}),
+    "kernel of the hub": ("config.json", {"attn_implementation": "kernels-community/flash-attn"}),
+    "adapter": ("adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "x", "auto_mapping": OWN}),
+}
+
+
+def commands(folder, texts):
+    out = str(folder.parent / "out")
+    train = str(texts.parent / "train.tsv")
+    return {
+        "audit": ["audit", str(folder)],
+        "audit against": ["audit", str(folder), "--original", str(folder), "--latency"],
+        "compress": ["compress", str(folder), "--calibration", str(texts), "--out", out],
+        "finetune": ["finetune", str(folder), "--train", train, "--out", out],
+        "reproduce": ["reproduce", "compression", "--quick", "--model", str(folder), "--out", out],
+    }
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_folder_with_code_of_its_own_is_refused(what, bert, texts, capsys, monkeypatch):
+    """By every command in one line; a question on the terminal would read "yes" from the input."""
+    canary = bert.parent / "canary"
+    plant(bert, canary)
+    name, values = HOSTILE[what]
+    edit(bert / name, **values)
+    monkeypatch.setattr("builtins.input", lambda prompt: canary.touch() or "yes")
+    for command, args in commands(bert, texts).items():
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main(args)
+        out, err = capsys.readouterr()
+        assert stop.value.code == 2 and err.count("\n") == 1 and name in err, (command, out, err)
+        assert not canary.exists() and not (bert.parent / "out").exists(), command
+
+
+def test_yes_on_the_terminal_changes_nothing(bert):
+    plant(bert, bert.parent / "canary")
+    edit(bert / "config.json", **HOSTILE["model of an unknown type"][1])
+    audit = [sys.executable, "-m", "snnk.cli", "audit", str(bert)]
+    done = subprocess.run(audit, input="yes\n" * 100, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1, done.stderr
+    assert "auto_map" in done.stderr and not (bert.parent / "canary").exists()
+
+
+@pytest.mark.parametrize("place", ["tuned", "base"])
+def test_a_tuned_folder_and_its_base_are_held_to_the_same(place, bert, texts):
+    out, canary = bert.parent / "tuned", bert.parent / "canary"
+    train = str(texts.parent / "train.tsv")
+    finetune(FinetuneConfig(model=str(bert), out=str(out), train=train, method="snnk", features=4, max_steps=0))
+    load(out)
+    plant(out, canary)
+    plant(bert, canary)
+    name = {"tuned": out / "tokenizer_config.json", "base": bert / "config.json"}[place]
+    edit(name, auto_map={"AutoTokenizer": ["modeling_own.T", None], **OWN})
+    with pytest.raises(ValueError, match="names code of its own to run"):
+        load(out)
+    assert not canary.exists()
+
+
+def test_an_adapter_that_is_a_pickle_is_refused(bert, texts):
+    out, train = bert.parent / "tuned", str(texts.parent / "train.tsv")
+    finetune(FinetuneConfig(model=str(bert), out=str(out), train=train, method="lora", features=4, max_steps=0))
+    (out / "adapter_model.safetensors").unlink()
+    torch.save({"weight": torch.zeros(1)}, out / "adapter_model.bin")
+    with pytest.raises(ValueError, match="safetensors only"):
+        load(out)
+
+
+def test_names_of_files_stay_in_the_folder(bert):
+    """Of modules, of the parts of a model, and of a vocabulary, which a tuned model's tokenizer would write out."""
+    elsewhere = bert.parent / "secret.txt"
+    elsewhere.write_text("secret")
+    for name, value in {
+        "modules.json": [{"idx": 0, "path": "", "type": "modeling_own.Module"}],
+        "modules.json ": [{"idx": 1, "path": "../x", "type": "sentence_transformers.models.Pooling"}],
+        "model.safetensors.index.json": {"weight_map": {"a": "../other/model.safetensors"}},
+        "tokenizer_config.json": {"vocab_file": str(elsewhere)},
+        "special_config.json": {"vocab_file": "/home/someone/who/saved/it.txt"},  # no such file: does no harm
+    }.items():
+        file = bert / name.strip()
+        before = file.read_text() if file.exists() else None
+        file.write_text(json.dumps(value))
+        if name.startswith("special"):
+            refuse_unsafe(bert)
+        else:
+            with pytest.raises(ValueError, match=re.escape(file.name)):
+                refuse_unsafe(bert)
+        file.unlink() if before is None else file.write_text(before)
+    refuse_unsafe(bert)
+
+
+def test_weights_that_are_pickles_are_refused(bert, texts, capsys):
+    class Bomb:
+        def __reduce__(self):
+            return Path.touch, (bert.parent / "canary",)
+
+    torch.save({"weight": Bomb()}, bert / "pytorch_model.bin")
+    (bert / "model.safetensors").unlink()
+    for command, args in commands(bert, texts).items():
+        with pytest.raises(SystemExit) as stop:
+            main(args)
+        assert stop.value.code == 2 and not (bert.parent / "canary").exists(), command
+        assert "safetensors" in capsys.readouterr().err, command
+
+
+def test_code_is_not_copied(bert, texts, monkeypatch):
+    monkeypatch.setattr("snnk.hf.report.SECONDS", 0.0)
+    plant(bert, bert.parent / "canary")
+    (bert / "scaler.pkl").write_bytes(b"")
+    (bert / "notes.txt").write_text("kept")
+    with pytest.raises(SystemExit) as stop:
+        main(["compress", str(bert), "--calibration", str(texts), "--out", str(bert.parent / "out"), "--refine", "0"])
+    assert stop.value.code == 0
+    names = {path.name for path in (bert.parent / "out").rglob("*") if path.is_file()}
+    assert "notes.txt" in names and not any(name.endswith((".py", ".pkl")) for name in names)
+
+
+def test_every_call_says_that_code_is_not_trusted():
+    """transformers asks on the terminal where `trust_remote_code` is left out."""
+    wrong, found = [], 0
+    for file in [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") not in LOADERS:
+                continue
+            owner = ast.unparse(node.func.value)
+            if owner in ("super()", "PeftModel"):  # PEFT's read a configuration and tensors, and no code
+                continue
+            found += 1
+            said = "trust_remote_code=False" in ast.unparse(node) or "'trust_remote_code': False" in ast.unparse(node)
+            if not said:
+                wrong.append(f"{file.name}:{node.lineno} {ast.unparse(node)[:80]}")
+    assert found > 10 and not wrong, wrong
