@@ -191,6 +191,7 @@ def test_errors(folders, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"not one")
     with pytest.raises(ValueError, match="is not a whole safetensors file"):
         audit(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes((folders / "plain" / "model.safetensors").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["os"]}))
     with pytest.raises(ValueError, match="'os', which transformers has not"):
         audit(tmp_path)
