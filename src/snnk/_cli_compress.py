@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import copy
 import math
-import platform
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import torch
 import transformers
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedModel
 
-import snnk
 from snnk import _checks, _io, hf
+from snnk._environment import environment
 from snnk.hf import report as pages
 from snnk.hf.agreement import Outputs, probe
 from snnk.hf.counting import positions, stored
@@ -165,12 +163,7 @@ def _compress_folder(
         "calibration": _described(batches),
         "settings": asdict(settings),
         "seed": settings.seed,
-        "versions": {
-            "snnk": snnk.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": environment(),
         "plan": plan.to_dict(),
         "report": {key: value for key, value in done.to_dict().items() if key != "agreement"},
     }

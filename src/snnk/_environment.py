@@ -8,7 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-PACKAGES = ("snnk", "torch", "numpy", "scipy", "transformers", "peft", "accelerate", "scikit-learn", "scikit-image")
+import snnk
+
+PACKAGES = ("numpy", "scipy", "transformers", "peft", "accelerate", "scikit-learn", "scikit-image")
 
 
 def environment() -> dict[str, str]:
@@ -21,6 +23,8 @@ def environment() -> dict[str, str]:
     found = {name: installed for name in PACKAGES if (installed := _version(name))}
     return {
         **found,
+        "snnk": snnk.__version__,
+        "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "processor": _processor(),
@@ -32,7 +36,7 @@ def environment() -> dict[str, str]:
 
 def _version(name: str) -> str:
     try:
-        return torch.__version__ if name == "torch" else version(name)
+        return version(name)
     except PackageNotFoundError:
         return ""
 

@@ -58,7 +58,8 @@ class Kind:
         files: those to damage; default: all.
         loose: damage may change how many rows there are, as in a table.
         own: all errors are ours, and name the file or folder. False where PEFT reads files before our code is
-            reached: its errors need not name them, an unknown type of adapter is a KeyError, deep JSON a RecursionError.
+            reached: its errors need not name them, an unknown type of adapter is a KeyError, and deep JSON is a
+            RecursionError.
     """
 
     make: Callable[[Path], None]

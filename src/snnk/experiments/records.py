@@ -13,7 +13,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import snnk
 from snnk import _environment, _io
 
 Row = dict[str, Any]
@@ -22,7 +21,7 @@ UNREADABLE: tuple[type[Exception], ...] = (LookupError, TypeError, AttributeErro
 
 def environment() -> dict[str, str]:
     """Versions, processor and, in a checkout, the commit."""
-    return {**_environment.environment(), "snnk": snnk.__version__, "commit": _commit()}
+    return {**_environment.environment(), "commit": _commit()}
 
 
 def _commit() -> str:

@@ -10,7 +10,6 @@ import hashlib
 import importlib
 import json
 import os
-import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -26,8 +25,8 @@ from transformers import (
     AutoTokenizer,
 )
 
-import snnk
 from snnk import _checks, _io, hf
+from snnk._environment import environment
 from snnk.finetune.card import model_card
 from snnk.finetune.config import FinetuneConfig
 from snnk.finetune.data import Data, Labels
@@ -195,7 +194,7 @@ def _finetune(
         "settings": asdict(settings),
         "config": {k: v for k, v in asdict(config).items() if k not in ("model", "out", "resume", "data_dir")},
         "seed": config.seed,
-        "versions": _versions(adapter),
+        "versions": environment(),
     }
     _write(model, processor, metrics, config, out)
     checkpoint.unlink(missing_ok=True)
@@ -463,18 +462,6 @@ def _training(found: Trained) -> dict[str, Any]:
         "distributed": found.distributed,
         "threads": torch.get_num_threads(),
     }
-
-
-def _versions(adapter: bool) -> dict[str, str]:
-    import accelerate
-
-    found = {"snnk": snnk.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
-    found |= {"accelerate": accelerate.__version__, "python": platform.python_version()}
-    if adapter:
-        import peft
-
-        found["peft"] = peft.__version__
-    return found
 
 
 def _write(model: Any, processor: Any, metrics: dict[str, Any], config: FinetuneConfig, out: Path) -> None:
