@@ -27,6 +27,7 @@ from test_peft import adapted, layers_of, maps, train_
 from snnk.adapters import fit_projections_
 from snnk.peft import AdaptedLinear, SNNKConfig
 from snnk.peft.config import checksum
+from snnk.peft.patterns import is_quick
 
 # the others are of the same classes as one of these
 FAMILIES = [r for r in ROWS if r not in ("camembert", "mistral", "opt+post-norm", "qwen2", "xlm-roberta")]
@@ -348,3 +349,36 @@ def test_loading_a_state_dict_by_hand_is_strict(tmp_path):
     state.pop(next(iter(state)))
     with pytest.raises(ValueError, match="lacks"):
         set_peft_model_state_dict(other, state)
+
+
+def test_a_slow_pattern_is_refused_from_a_file_and_taken_from_python(tmp_path):
+    """A lookahead may hide anything, so that no file may have one; the error's advice is to pass config=."""
+    pattern = r"encoder\.layer\.\d+\.(?=out)output\.dense"
+    options = {"num_features": 4, "target_modules": pattern, "init_weights": False}
+    model = get_peft_model(make("bert"), SNNKConfig(**options)).eval()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="may take hours to match"):
+        PeftModel.from_pretrained(make("bert"), tmp_path)
+    loaded = PeftModel.from_pretrained(make("bert"), tmp_path, config=SNNKConfig(**options)).eval()
+    torch.testing.assert_close(output(loaded, "bert"), output(model, "bert"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "quick"),
+    [
+        (r"(.*\.)?encoder\.layer\.\d+\.(attention\.output\.dense|output\.dense)", True),
+        (r".*\.layers\.\d+\.(?:q|v)_proj", True),
+        (r".*[qkv]_proj$", True),
+        ("(a+)+b", False),
+        ("(a|a)*b", False),
+        ("(a|b){9}", False),
+        (".*.*.*.*x", False),
+        ("a?" * 20 + "a" * 20, False),
+        (r"(.)\1", False),
+        ("(?=a)b", False),
+        ("a++", False),
+        (".*" + "a" * 20_000, False),
+    ],
+)
+def test_patterns_that_a_file_may_have(pattern, quick):
+    assert is_quick(pattern, 3) is quick
