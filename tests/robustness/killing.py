@@ -147,7 +147,7 @@ def reproduce():
             )
 
     def command(folder):
-        run("tiny", Source(None, None), folder, quiet, lambda *args: "", quick=True, seeds=None)
+        run("tiny", Source(None, None), folder, quiet, quick=True, seeds=None)
 
     return command, prepare
 
