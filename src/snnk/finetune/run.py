@@ -216,9 +216,6 @@ def load(folder: str | Path) -> tuple[Any, Any]:
     if adapter:
         source = _base_of(folder)
         find_folder(source)
-        file = folder / "adapter_model.safetensors"
-        if not file.is_file():  # PEFT would take a pickle instead
-            raise ValueError(f"there is no file {file}; adapters are read from safetensors only: copy the folder again")
     if Path(source).is_dir():
         check_folder(Path(source))
     processor = _processor(str(folder), images)

@@ -181,9 +181,9 @@ def _open(source: Any, like: Any = None, weights: bool = False) -> tuple[PreTrai
     files = check_folder(folder)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        architecture = str((config.architectures or ["none"])[0])
     except Exception as error:  # the file is the user's and the loader is not ours: anything may be wrong
         raise ValueError(f"{folder} has no config.json that can be read: {error}") from error
-    architecture = str((config.architectures or ["none"])[0])
     kind: Any = getattr(transformers, architecture, None)
     if like is not None and like.config.model_type == config.model_type:
         kind = type(like)  # the same head on both
