@@ -153,3 +153,64 @@ def test_refusals():
         with pytest.raises(ValueError, match=f"n_components must be a positive integer; got {re.escape(repr(wrong))}"):
             SNNKRegressor(wrong).fit(X, y)
     assert SNNKFeatures(7).fit_transform(X).shape == (20, 7)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("feature_map", ["fourier", "relu"])
+def test_numbers_of_any_size(dtype, feature_map):
+    """Powers of two scale the data exactly, so the scores must be those of the data as they are."""
+    X, y = data()
+    X, largest = X.astype(dtype), 120 if dtype == np.float32 else 1015
+    options = {"n_components": 64, "feature_map": feature_map, "random_state": 0}
+    expected = SNNKRegressor(**options).fit(X, y).predict(X)
+    for exponent in (-largest, -80, -63, 63, 100, largest):
+        inputs = SNNKRegressor(**options).fit(np.ldexp(X, exponent), y).predict(np.ldexp(X, exponent))
+        np.testing.assert_allclose(inputs, expected, atol=2e-6)
+        targets = SNNKRegressor(**options).fit(X, np.ldexp(y, exponent)).predict(X)
+        np.testing.assert_allclose(np.ldexp(targets, -exponent), expected, atol=1e-9)
+    both = np.stack([y, np.ldexp(y, -900)], 1)
+    found = SNNKRegressor(**options).fit(X, both).predict(X)
+    np.testing.assert_allclose(np.ldexp(found[:, 1], 900), found[:, 0], atol=1e-9)
+
+
+def test_targets_whose_size_is_known_late():
+    X, y = data()
+    model = SNNKRegressor(32, random_state=0).partial_fit(X[:200], 0 * y[:200])
+    model.partial_fit(X[200:], 1e-50 * y[200:])
+    whole = SNNKRegressor(32, random_state=0, standardize=True).partial_fit(X[:200], np.zeros(200))
+    whole.partial_fit(X[200:], y[200:])
+    np.testing.assert_allclose(1e50 * model.predict(X), whole.predict(X), atol=1e-9)
+    with pytest.raises(ValueError, match=r"y has a number of .*e\+30.*begin with a batch that is like the others"):
+        model.partial_fit(X, y * 1e30)
+    assert int(model.stats_.rows.sum()) == 400
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(np.float32, 1e38), (np.float32, 1e9), (np.float64, 1e300)])
+def test_a_number_too_far_away_is_named_before_any_row_is_counted(dtype, value):
+    X, y = data(3000)
+    X = X.astype(dtype)
+    model = SNNKRegressor(16, random_state=0).partial_fit(X, y)
+    far = X.copy()
+    far[2500, 1] = value
+    for call in (model.predict, lambda rows: model.partial_fit(rows, y)):
+        with pytest.raises(ValueError, match=r"at row 2500, column 1: too far from the mean"):
+            call(far)
+    assert int(model.stats_.rows.sum()) == 3000
+    large = np.ldexp(X, 60)  # rows that are not standardised: angles of no digits, and ReLU features, which are right
+    with pytest.raises(ValueError, match=r"at row 0, column 0"):
+        SNNKFeatures(16, standardize=False, random_state=0).fit(large).transform(large)
+    relu = SNNKFeatures(16, standardize=False, feature_map="relu", random_state=0).fit(large)
+    assert np.isfinite(relu.transform(large)).all()
+
+
+def test_a_constant_of_any_size_takes_nothing_from_the_others():
+    X, y = data()
+    expected = SNNKRegressor(64, random_state=0).fit(np.c_[X, np.zeros(400)], y).score(np.c_[X, np.zeros(400)], y)
+    for constant in (0.1, 1e20 + 16384 * (np.arange(400) % 2), -1e300, 1e-300):
+        rows = np.c_[X, np.zeros(400) + constant]
+        assert SNNKRegressor(64, random_state=0).fit(rows, y).score(rows, y) == pytest.approx(expected, abs=1e-6)
+
+
+def test_too_many_features_fail_before_they_are_drawn():
+    with pytest.raises(MemoryError, match="sums of 1000000000 features need"):
+        SNNKRegressor(10**9).fit(*data(20))

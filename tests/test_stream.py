@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, TensorDataset
 
 from snnk import ArcCosine
@@ -139,6 +141,10 @@ def test_two_workers_give_the_result_of_one(parquet, tmp_path):
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert (one - two).abs().max() <= 1e-10 * one.abs().max()
     assert json.loads((tmp_path / "two" / "report.json").read_text())["workers"] == 2
+    process = run_fit(parquet, tmp_path / "two", workers=2, wait=False)  # every worker is told that there is a model
+    output = process.communicate(timeout=300)[0].decode()
+    assert process.returncode and output.count("snnk: ") == output.count("holds a model already") >= 1
+    assert {path.name for path in (tmp_path / "two").iterdir()} == {"model.json", "model.safetensors", "report.json"}
 
 
 def test_killed_and_started_again(tmp_path):
@@ -405,7 +411,7 @@ def test_bad_tables(parquet, tmp_path):
     pq.write_table(one, tmp_path / "one.parquet")
     with pytest.raises(ValueError, match="'y' has one class only, same"):
         fit(tmp_path / "one.parquet", tmp_path / "m2", CONFIG)
-    with pytest.raises(ValueError, match=r"column 't' is timestamp\[.*neither a number nor a category"):
+    with pytest.raises(ValueError, match=r"column 't' of .* is timestamp\[.*neither a number nor a category"):
         fit(tmp_path / "time.parquet", out, CONFIG)
     pq.write_table(make_table(0), tmp_path / "none.parquet")
     with pytest.raises(ValueError, match="no rows"):
@@ -548,3 +554,307 @@ def test_the_map_is_made_for_the_norm_of_the_rows(parquet, tmp_path):
     model, table = TableModel.load(tmp_path / "m"), Table(parquet)
     x = torch.cat([model.columns.encode(batch, label)[0] for label, batches in table.blocks() for batch in batches])
     assert float(model.feature_map.summary[0]) ** 2 == pytest.approx(float(x.square().sum(1).mean()), rel=1e-4)
+
+
+def write_rows(path, sign):
+    """240 KB of CSV in which the sign changes one digit per row in the middle, and neither size nor ends."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=10_000)
+    y = np.where((np.arange(10_000) > 3000) & (np.arange(10_000) < 5000), sign, 1) * np.sin(x)
+    path.write_text("x,y\n" + "".join(f"{a:+.8f},{b:+.8f}\n" for a, b in zip(x, y, strict=True)))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_table_that_is_replaced_between_a_kill_and_the_restart(kind, tmp_path):
+    """Same size, same ends, same time of modification: a checkpoint of the old contents is refused."""
+    path, out = tmp_path / f"t.{kind}", tmp_path / "m"
+
+    def write(sign):
+        write_rows(tmp_path / "t.csv", sign)
+        if kind == "parquet":  # as many bytes, and no statistics in its footer
+            table = pa.csv.read_csv(tmp_path / "t.csv")
+            pq.write_table(table, path, 1000, compression="none", use_dictionary=False, write_statistics=False)
+        os.utime(path, ns=(10**18, 10**18))
+
+    def stop(what, rows, total):
+        if (out / ".checkpoint").exists() and list((out / ".checkpoint").glob("part-*")):
+            raise KeyboardInterrupt
+
+    write(1)
+    size = path.stat().st_size
+    if kind == "csv":  # which is one block: all is counted, and the run ends before it has solved
+        with pytest.raises(ValueError, match="lam = 0 needs full rank"):
+            fit(path, out, FitConfig("y", 512, lam=0.0))
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            fit(path, out, CONFIG, checkpoint_seconds=0, progress=stop)
+    config = FitConfig("y", 512) if kind == "csv" else CONFIG
+    write(-1)
+    assert path.stat().st_size == size > 1 << 17
+    with pytest.raises(ValueError, match="checkpoint of another configuration or table"):
+        fit(path, out, config)
+    write(1)
+    fit(path, out, config)
+    fit(path, tmp_path / "calm", config)
+    np.testing.assert_allclose(predictions(out, path), predictions(tmp_path / "calm", path), atol=1e-9)
+
+
+def test_a_table_that_is_replaced_while_it_is_read(parquet, tmp_path):
+    """By another of the same size and time, in the first pass and in the second."""
+    for when in ("reading columns", "fitting"):
+        out = tmp_path / when
+
+        def swap(what, rows, total, when=when):
+            if what == when and rows > 1000:
+                other = tmp_path / "other"
+                other.write_bytes(parquet.read_bytes())
+                os.utime(other, ns=(parquet.stat().st_atime_ns, parquet.stat().st_mtime_ns))
+                other.replace(parquet)
+
+        with pytest.raises(ValueError, match=r"data.parquet was changed or replaced while it was read; run the same"):
+            fit(parquet, out, CONFIG, checkpoint_seconds=0, progress=swap)
+        fit(parquet, out, CONFIG)  # the advice
+    fit(parquet, tmp_path / "calm", CONFIG)
+    assert torch.allclose(weights(out), weights(tmp_path / "calm"), rtol=1e-9, atol=1e-12)
+
+
+def test_fingerprints(parquet, tmp_path, monkeypatch):
+    """Workers that share the pieces find that of one; one row of a dataset changes it, and a copy does not."""
+    monkeypatch.setattr("snnk.tables.PIECE_BYTES", 5000)
+    one = Table(parquet).fingerprint()
+    pieces = []
+    for rank in range(3):
+        Table(parquet).fingerprint(rank, 3, lambda found: pieces.append(found) or [found])
+    assert sum(map(len, pieces)) > 10 and Table(parquet).fingerprint(0, 3, lambda found: pieces) == one
+    content = bytearray(parquet.read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / parquet.name).write_bytes(parquet.read_bytes())
+    assert Table(tmp_path / "other" / parquet.name).fingerprint() == one
+    (tmp_path / "other" / parquet.name).write_bytes(content)
+    assert Table(tmp_path / "other" / parquet.name).fingerprint() != one
+    datasets = pytest.importorskip("datasets")
+    rows = make_table()
+    x = rows["x0"].to_numpy().copy()
+    found = [Table(datasets.Dataset(rows)).fingerprint()]
+    x[1500] += 1e-9
+    for table in (make_table(), rows.set_column(0, "x0", pa.array(x))):
+        found.append(Table(datasets.Dataset(table)).fingerprint())
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.fixture
+def interrupted(parquet, tmp_path):
+    """A folder with a checkpoint of 4 of 8 blocks, with the file of its sums."""
+    out = tmp_path / "m"
+    with pytest.raises(KeyboardInterrupt):
+        fit(parquet, out, CONFIG, checkpoint_seconds=0, progress=_after(1600))
+    (part,) = out.glob(".checkpoint/part-*.safetensors")
+    return out, part
+
+
+def forget_a_block(content, part):
+    stats = RidgeStats.load(part)
+    note = json.loads(stats.note)
+    note["blocks"].pop(1)
+    stats.note = json.dumps(note)
+    stats.save(part)
+    return part.read_bytes()
+
+
+def change_a_sum(content, part):
+    stats = RidgeStats.load(part)
+    stats.sums[0, 5, 9] += 1.0
+    stats.save(part)
+    return part.read_bytes()
+
+
+def with_note(note):
+    def change(content, part):
+        stats = RidgeStats.load(part)
+        stats.note = note
+        stats.save(part)
+        return part.read_bytes()
+
+    return change
+
+
+DAMAGE = {
+    "one block is forgotten": forget_a_block,
+    "one sum is another": change_a_sum,
+    "half of it": lambda content, part: content[: len(content) // 2],
+    "nothing": lambda content, part: b"",
+    "no note": with_note(""),
+    "a deep note": with_note("[" * 100_000),
+    "a note of another kind": with_note("[1, 2]"),
+    "blocks that are no list": with_note('{"key": "a", "blocks": {"b": 1}, "rows": 5}'),
+    "rows that are no number": with_note('{"key": "a", "blocks": [], "rows": "5"}'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_part_of_a_checkpoint_is_named(damage, parquet, tmp_path, interrupted):
+    out, part = interrupted
+    part.write_bytes(DAMAGE[damage](part.read_bytes(), part))
+    with pytest.raises(ValueError, match=rf"{part.name} .*Remove it and run the same command again"):
+        fit(parquet, out, CONFIG)
+    part.unlink()  # the advice
+    fit(parquet, out, CONFIG)
+    fit(parquet, tmp_path / "calm", CONFIG)
+    assert torch.allclose(weights(out), weights(tmp_path / "calm"), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("change", ["", "{", "[" * 100_000, "null", "mean", "blocks", "\xff"])
+def test_a_damaged_first_pass_is_named(change, parquet, tmp_path, interrupted):
+    out, _ = interrupted
+    path = out / ".checkpoint" / "columns.json"
+    stored = json.loads(path.read_text())
+    if change == "mean":
+        stored["columns"]["inputs"][0]["mean"] += 1e-3
+    if change == "blocks":
+        stored["blocks"]["data.parquet[3]"] -= 1
+    content = json.dumps(stored) if change in ("mean", "blocks") else change
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"columns.json is .*Remove it and run the same command again"):
+        fit(parquet, out, CONFIG)
+    path.unlink()
+    fit(parquet, out, CONFIG)
+    fit(parquet, tmp_path / "calm", CONFIG)
+    assert torch.allclose(weights(out), weights(tmp_path / "calm"), rtol=1e-9, atol=1e-12)
+
+
+def leaves(value, path=()):
+    """Paths of all values in JSON, the containers too."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from leaves(item, (*path, key))
+
+
+def test_wrong_types_at_every_key_of_a_model(parquet, tmp_path):
+    """Each is refused with the file's name, or does not matter to the outputs."""
+    out, x = tmp_path / "m", torch.linspace(-1, 1, 7)[None]
+    fit(parquet, out, CONFIG)
+    whole = (out / "model.json").read_text()
+    expected, tried = TableModel.load(out).outputs(x), 0
+    deep = {"lam", "seed", "task", "missing", "drop", "bandwidth", "block_dtype", "target", "name", "mean", "scale"}
+    for path in leaves(json.loads(whole)):
+        for wrong in (None, [], {}, "x", -1, True, float("nan"), float("inf"), 10**400, 10**7, [[]]):
+            stored = json.loads(whole)
+            parent = stored
+            for key in path[:-1]:
+                parent = parent[key]
+            if path:
+                parent[path[-1]] = wrong
+            else:
+                stored = wrong
+            (out / "model.json").write_text(json.dumps(stored))
+            if stored == json.loads(whole):
+                continue
+            tried += 1
+            try:
+                found = TableModel.load(out).outputs(x)
+            except ValueError as error:
+                assert str(out) in str(error), error
+                continue
+            assert path[-1] in deep or isinstance(wrong, str), (path, wrong)
+            if path[-1] != "scale":  # of the target, in which the outputs are
+                assert torch.equal(found, expected), (path, wrong)
+    assert tried > 500
+    for content in ("", "{", "[" * 100_000, '{"format": 1}', "\udcff"):
+        (out / "model.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+        with pytest.raises(ValueError, match=r"model.json is not"):
+            TableModel.load(out)
+
+
+@pytest.mark.parametrize("change", ["half", "empty", "gone", "nan", "inf", "dtype", "extra", "missing"])
+def test_damaged_weights_are_named(change, parquet, tmp_path):
+    out = tmp_path / "m"
+    fit(parquet, out, CONFIG)
+    path = out / "model.safetensors"
+    tensors = load_file(path)
+    if change in ("nan", "inf"):
+        tensors["weight"][0, 3] = float(change)
+    elif change == "dtype":
+        tensors["weight"] = tensors["weight"].float()
+    elif change == "extra":
+        tensors["more"] = torch.zeros(3)
+    elif change == "missing":
+        del tensors["feature_map.center"]
+    save_file(tensors, path)
+    if change in ("half", "empty"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2 if change == "half" else 0])
+    elif change == "gone":
+        path.unlink()
+    with pytest.raises((ValueError, FileNotFoundError), match=r"model.safetensors"):
+        TableModel.load(out)
+
+
+def test_sizes_are_compared_before_anything_is_drawn(parquet, tmp_path, capsys):
+    """Within a second, which drawing would take many times over."""
+    from snnk.cli import main
+
+    out = tmp_path / "m"
+    fit(parquet, out, CONFIG)
+    stored = json.loads((out / "model.json").read_text())
+    stored["config"]["num_features"] = 10**7
+    (out / "model.json").write_text(json.dumps(stored))
+    began = time.process_time()
+    with pytest.raises(ValueError, match=r"model.safetensors does not fit model.json: weight"):
+        TableModel.load(out)
+    for many in (10**9, 10**12, 10**30):
+        with pytest.raises(SystemExit):
+            main(["fit", str(parquet), "--target", "y", "--features", str(many), "--out", str(tmp_path / "many")])
+    err = capsys.readouterr().err
+    assert err.count("\n") == 3 and "sums of 1000000000 features need 8,000,000,032 GB" in err
+    assert time.process_time() - began < 3 and not (tmp_path / "many").exists()
+
+
+def test_a_full_disk(parquet, tmp_path):
+    """One line that names the file; when there is room again, the run goes on."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # a file of more bytes cannot be written
+    try:
+        with pytest.raises(OSError, match=r"part-\w+.safetensors.*run the command again"):
+            fit(parquet, tmp_path / "m", CONFIG)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.rglob("*.tmp"))
+    fit(parquet, tmp_path / "m", CONFIG)
+
+
+@pytest.mark.parametrize("when", [0, 1600])
+def test_a_folder_that_is_removed_during_the_run(when, parquet, tmp_path):
+    out = tmp_path / "m"
+
+    def remove(what, rows, total):
+        if what == "fitting" and rows > when:
+            shutil.rmtree(out, ignore_errors=True)
+
+    with pytest.raises(ValueError, match=r"m/.checkpoint was removed during the run; run the same command again"):
+        fit(parquet, out, CONFIG, checkpoint_seconds=0, progress=remove)
+    fit(parquet, out, CONFIG)
+
+
+def test_a_finished_folder_is_cleared_of_what_a_killed_run_left(parquet, tmp_path):
+    out = tmp_path / "m"
+    fit(parquet, out, CONFIG)
+    names = {path.name for path in out.iterdir()}
+    (out / ".checkpoint").mkdir()
+    for left in (".checkpoint/part-1.safetensors", ".lock", f".report.json.{'0' * 32}.tmp"):
+        (out / left).write_text("left")
+    with pytest.raises(ValueError, match="holds a model already"):
+        fit(parquet, out, CONFIG)
+    assert {path.name for path in out.iterdir()} == names
+
+
+def test_the_row_of_a_late_batch_is_that_of_the_block(parquet, tmp_path):
+    """Blocks of more than one batch are counted through."""
+    x = np.random.default_rng(0).normal(size=150_000)
+    pq.write_table(pa.table({"x": x, "y": np.sin(x)}), tmp_path / "t.parquet")
+    fit(tmp_path / "t.parquet", tmp_path / "m", FitConfig("y", 8))
+    x[140_000] = np.nan
+    pq.write_table(pa.table({"x": x}), tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"the first at row 140000 of t.parquet\[0\]"):
+        TableModel.load(tmp_path / "m").write_predictions(tmp_path / "t.parquet", tmp_path / "p.csv")

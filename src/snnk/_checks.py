@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import numbers
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,7 +50,7 @@ def even_features(num_features: Any) -> int:
 
 
 def positive(value: Any, name: str) -> float:
-    if not isinstance(value, int | float) or not 0 < value < float("inf"):
+    if not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:  # an int of JSON may have any size
         raise ValueError(f"{name} must be a positive number; got {value!r}")
     return float(value)
 

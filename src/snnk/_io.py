@@ -26,9 +26,6 @@ except ImportError:  # a system without such locks: nothing is refused there, an
     fcntl = None  # type: ignore[assignment]
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary file, made already, that takes the place of `path` when the block ends; an error leaves nothing.
@@ -43,18 +40,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     path = Path(path)
     remove_leftovers(path)
-    try:
-        with _temporary(path, folder=False) as temporary:
-            yield temporary
-            _flush(temporary)
-            temporary.replace(path)
-            _flush(path.parent)
-    except OSError as error:
-        if error.errno in FULL:  # the system names no file, and a user does not know the temporary one
-            raise OSError(
-                error.errno, f"{error.strerror}; make room and run the same command again", str(path)
-            ) from None
-        raise
+    with _temporary(path, folder=False) as temporary:
+        yield temporary
+        _flush(temporary)
+        temporary.replace(path)
+        _flush(path.parent)
 
 
 @contextmanager
@@ -172,13 +162,8 @@ def write_tensors(
 ) -> None:
     """Write a safetensors file, whole or not at all."""
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    library = safetensors()
     with replacing(path) as temporary:
-        try:
-            library.torch.save_file(held, temporary, dict(metadata) if metadata else None)
-        except library.SafetensorError as error:  # it has the system's number in its text alone
-            code = re.search(r"os error (\d+)", str(error))
-            raise OSError(int(code[1]) if code else errno.EIO, str(error), str(path)) from None
+        safetensors().torch.save_file(held, temporary, dict(metadata) if metadata else None)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from torch import Tensor
 from snnk import _checks, _io
 from snnk.features import ArcCosine, FeatureMap, ProjectedURF
 from snnk.ridge import BLOCK_DTYPES
-from snnk.tables import MISSING, TASKS, Columns, Table, read_column, standardised
+from snnk.tables import LARGEST, MISSING, TASKS, Columns, Table, read_column, standardised
 
 FORMAT = "snnk.TableModel 1"
 FARTHEST = 1e150  # units of a target whose squares still add up
@@ -83,7 +83,7 @@ class FitConfig:
         _checks.choose(self.missing, MISSING, "policy for missing values")
         _checks.choose(self.block_dtype, BLOCK_DTYPES, "block_dtype")
         lam = None if isinstance(self.lam, bool) else self.lam
-        if lam != "gcv" and not (isinstance(lam, int | float) and 0 <= lam < math.inf):
+        if lam != "gcv" and not (isinstance(lam, int | float) and 0 <= lam <= LARGEST):
             raise ValueError(f"lam must be 'gcv' or a number >= 0; got {self.lam!r}")
 
     @classmethod

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
@@ -229,6 +230,7 @@ def _start(table: Table, config: FitConfig, checkpoint: Checkpoint, workers: Wor
     shift = workers.gather(_shift(table, columns, config) if workers.rank == 0 else None)[0]
     order = sorted(first.blocks.items(), key=lambda item: item[1])
     blocks = {label: complete if config.missing == "drop" else rows for label, (_, rows, complete) in order}
+    table.check_unchanged()
     if workers.local_rank == 0:
         body = {"key": checkpoint.key, "rows": first.rows, "blocks": blocks, "shift": shift}
         body |= json.loads(json.dumps({"columns": columns.to_dict()}))  # tuples become lists, as they are in the file
@@ -287,8 +289,15 @@ def fit(
         RidgeStats(config.num_features, 1, device=workers.device)  # too many features fail before anything is read
         table = Table(source)
         plan_columns(table, config.target, config.drop)  # bad columns fail before anything is written
+        refused = None
         if workers.rank == 0:
-            _own(out, stack)
+            try:
+                _own(out, stack)
+            except ValueError as error:
+                refused = str(error)
+        refused = workers.gather(refused)[0]
+        if refused:  # by all workers: one that is left alone would wait, and end in a traceback
+            raise ValueError(refused)
         checkpoint = Checkpoint(out / ".checkpoint", _key(config, table, workers), workers)
         start = _start(table, config, checkpoint, workers, progress)
         columns, fm = start.columns, config.make_map(start.columns)
@@ -315,7 +324,7 @@ def fit(
             "degrees_of_freedom": solution.degrees_of_freedom,
             "residual": solution.residual.tolist(),
             "unit": columns.target.scale,  # of the target; score and residual are in its squares
-            "condition": solution.condition,
+            "condition": solution.condition if math.isfinite(solution.condition) else None,
             "seconds": time.monotonic() - began,
             "config": asdict(config),
         }

@@ -6,7 +6,7 @@ and targets y; a missing or infinite value is counted where it stands and raised
 
 Numbers may have any size that float64 has: means and deviations are taken in units of a power of two, in which squares
 neither overflow nor vanish. Categories are compared as exact text, whole numbers by their digits. Integers and decimals
-of an input become float64: those that float64 cannot tell apart, though they differ, are refused.
+of an input become float64: those that differ by less than 1e-12 of their size are refused.
 """
 
 from __future__ import annotations
@@ -77,9 +77,6 @@ class Table:
         else:
             self._open(source)
         self._stamps = {name: _stamp(path) for name, path in self._files.items()}
-        twice = [name for name, count in Counter(self.schema.names).items() if count > 1]
-        if twice:
-            raise ValueError(f"several columns are named {', '.join(map(repr, twice))}; give each a name of its own")
 
     def _open(self, source: Any) -> None:
         """Find the files, and read their headers: a truncated file fails here, before any work."""
@@ -123,7 +120,7 @@ class Table:
                     for i, part in enumerate(fragment.split_by_row_group())
                 }
         except (OSError, ValueError, pa.ArrowException) as error:  # pyarrow raises ValueErrors of its own, too
-            raise ValueError(f"{path} cannot be read as {self.format}: {error}") from error
+            raise ValueError(f"{path} cannot be read as {self.format}: {error}; correct it, or name another") from error
         self._fragments = fragments
 
     def fingerprint(
@@ -605,12 +602,12 @@ class _Moments:
         if spread <= CONSTANT * abs(self.mean):
             if self.bounds and self.bounds[0] != self.bounds[1]:
                 raise ValueError(
-                    f"column {name!r} has numbers from {self.bounds[0]} to {self.bounds[1]}, which float64 cannot tell "
-                    "apart; subtract an offset from them, make them texts, or leave the column out with drop"
+                    f"column {name!r} has numbers from {self.bounds[0]} to {self.bounds[1]}, which differ by less than "
+                    "float64 keeps of them; subtract an offset, make them texts, or leave the column out with drop"
                 )
             mean = _ldexp(self.mean, self.exponent)
             scale = float(constant_scale(mean))
-            return Column(name, round(mean / scale * GRID) / GRID * scale, scale)
+            return Column(name, _ldexp(round(mean / scale * GRID) / GRID, math.frexp(scale)[1] - 1), scale)
         fraction, exponent = math.frexp(spread)
         spread = math.ldexp(float(np.float32(fraction)), exponent)
         mean = round(self.mean / spread * GRID) * spread / GRID
@@ -711,6 +708,8 @@ def make_columns(done: Scan, target: str, task: str = "auto", missing: str = "ra
         return Column(name, categories=tuple(sorted(values, key=int if as_numbers else None)))
 
     m = done.moments[target]
+    if not (m.count or m.values):
+        raise ValueError(f"target {target!r} has no values: each row has a missing, NaN or infinite one")
     few = m.integral and len(m.values) <= FEW_CLASSES
     classes = task == "classification" or (task == "auto" and (m.category or few))
     if classes and not m.category and m.coarse:
@@ -727,10 +726,10 @@ def make_columns(done: Scan, target: str, task: str = "auto", missing: str = "ra
         for name, moment in done.moments.items()
         if name != target
     )
+    if not any(column.width for column in inputs):
+        raise ValueError("no input columns have a value; name a table that has some")
     if classes and len(m.values) < 2:
-        raise ValueError(
-            f"target {target!r} has one class only, {', '.join(m.values) or 'none'}; nothing can be learnt"
-        )
+        raise ValueError(f"target {target!r} has one class only, {', '.join(m.values)}; nothing can be learnt")
     if classes:
         return Columns(inputs, category(target), missing)
     found = m.column(target)
