@@ -642,7 +642,9 @@ def plan_columns(table: Table, target: str, drop: tuple[str, ...] = ()) -> Scan:
         raise ValueError(f"the target {target!r} cannot be left out with drop")
     for name in (target, *drop):
         if name not in table.names:
-            raise ValueError(f"no column {name!r}; the table has {', '.join(table.names)}{_delimiter(table)}")
+            raise ValueError(
+                f"no column {name!r} in {table.source}; it has {', '.join(table.names) or 'none'}{_delimiter(table)}"
+            )
     moments = {}
     for column in table.schema:
         if column.name in drop:

@@ -592,6 +592,7 @@ def forked(work: Callable[[Callable[[Any], None]], None]) -> tuple[int, int]:
 
 def prepare() -> None:
     """Import everything before the first fork, and do nothing else: threads do not survive a fork."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read at import; a damaged name of a base model may be one of the hub
     import peft  # noqa: F401
     import pyarrow.dataset  # noqa: F401
     import transformers
@@ -604,8 +605,6 @@ def prepare() -> None:
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
     transformers.utils.logging.disable_progress_bar()
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        os.environ[name] = "1"
 
 
 def limit_memory() -> None:

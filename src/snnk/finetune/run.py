@@ -215,7 +215,10 @@ def load(folder: str | Path) -> tuple[Any, Any]:
     kind, source = _kind(images, mean), str(folder)
     if adapter:
         source = _base_of(folder)
-        find_folder(source)
+        try:
+            find_folder(source)
+        except ValueError as error:
+            raise ValueError(f"the base model of {folder / 'adapter_config.json'}: {error}") from error
     if Path(source).is_dir():
         check_folder(Path(source))
     processor = _processor(str(folder), images)

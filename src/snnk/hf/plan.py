@@ -439,7 +439,7 @@ def _is_number(value: Any) -> bool:
 
 
 def at_least_zero(value: Any, name: str) -> None:
-    if not _is_number(value) or not value >= 0:
+    if not _is_number(value) or not 0 <= value < float("inf"):
         raise ValueError(f"{name} must be a number of at least 0; got {value!r}")
 
 
