@@ -10,7 +10,7 @@ import snnk
 ROOT = Path(snnk.__file__).parent
 # a module may import from its own level or an earlier one
 LEVELS = [
-    {"_checks", "_environment", "_io"},
+    {"_checks", "_environment", "_io", "_text"},
     {"_series"},
     {"activations", "atoms", "projections", "ridge"},
     {"features"},
@@ -21,7 +21,7 @@ LEVELS = [
     {"estimators", "peft", "hf"},
     {"finetune"},
     {"experiments"},
-    {"_cli_compress", "_cli_demo", "_cli_finetune", "_cli_reproduce"},
+    {"_cli_compress", "_cli_demo", "_cli_finetune", "_cli_print", "_cli_reproduce"},
     {"cli"},
 ]
 
