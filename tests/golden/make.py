@@ -3,8 +3,8 @@
     python tests/golden/make.py tests/golden/0.1.0-2
 
 The outputs are those of the version that runs this script. tests/golden/test_golden.py loads every such folder with the
-present version and demands the same outputs. Run it after a change of a format, and never change what it has written: 0.1.0 is
-from before the precision of features, the bias of bundles and the package of adapters were noted in files.
+present version and demands the same outputs. Run it after a change of a format, and never change what it has written.
+0.1.0 is from before files noted the precision of features, the bias of bundles and the package that adapters need.
 """
 
 import json
