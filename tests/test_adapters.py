@@ -54,6 +54,7 @@ def test_parameter_counts():
 def test_the_projection_is_trained_only_if_asked():
     frozen, trained = adapter(), adapter(train_projection=True)
     assert torch.equal(frozen.feature_map.projection, trained.feature_map.projection)
+    trained.load_state_dict(frozen.state_dict())
     assert torch.equal(frozen(X), trained(X))
     assert "feature_map.projection" in dict(frozen.named_buffers())
     assert frozen.state_dict().keys() == trained.state_dict().keys()
@@ -77,9 +78,9 @@ def test_bottleneck():
 
 def test_seeds_and_the_global_state():
     state = torch.random.get_rng_state()
-    same, other = adapter(seed=3), adapter(seed=4)
+    same, other = adapter(seed=3, trained=False), adapter(seed=4, trained=False)
     assert torch.equal(state, torch.random.get_rng_state())
-    assert torch.equal(same.weight, adapter(seed=3).weight)
+    assert torch.equal(same.weight, adapter(seed=3, trained=False).weight)
     assert not torch.equal(same.weight, other.weight)
     assert not torch.equal(same.feature_map.projection, other.feature_map.projection)
     before = copy.deepcopy(same.state_dict())
@@ -88,6 +89,17 @@ def test_seeds_and_the_global_state():
             tensor.add_(1)
     same.reset_parameters()
     assert all(torch.equal(t, before[n]) for n, t in same.state_dict().items())
+
+
+def test_random_weights_are_drawn_from_the_global_state():
+    """Two adapters of one seed have one feature map, and differ in all that is trained."""
+    one, two = adapter(seed=3, bias=True), adapter(seed=3, bias=True)
+    assert torch.equal(one.feature_map.projection, two.feature_map.projection)
+    assert not any(torch.equal(p, q) for p, q in zip(one.parameters(), two.parameters(), strict=True))
+    torch.manual_seed(0)
+    again = adapter(seed=4, bias=True)
+    torch.manual_seed(0)
+    assert all(map(torch.equal, again.parameters(), adapter(seed=3, bias=True).parameters()))
 
 
 def test_state_dict_with_a_perturbed_projection():
@@ -103,7 +115,7 @@ def test_dtypes_devices_and_shapes():
     a = adapter()
     assert torch.allclose(a(X.flatten(0, 1)).unflatten(0, (3, 5)), a(X))
     assert a(X[0, 0]).shape == (8,)
-    narrow = adapter().float()
+    narrow = copy.deepcopy(a).float()
     narrow.weight.data, narrow.gate.data = narrow.weight.data.bfloat16(), narrow.gate.data.bfloat16()
     y = narrow.delta(X.float())  # features in float32, what is trained in bfloat16
     assert y.dtype == torch.bfloat16 and torch.allclose(y.double(), a.delta(X), rtol=0.1, atol=0.1)

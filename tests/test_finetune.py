@@ -677,7 +677,7 @@ def test_bad_input_to_train(data):
         ({"train": "{root}/none.tsv"}, "no file"),
         ({"test": "{root}/one.tsv"}, "not in the training data: no, yes"),
         ({"validation_share": 0.01}, "4 of each are needed"),
-        ({"model": "{root}/none"}, "none has no tokenizer that can be loaded"),
+        ({"model": "{root}/none"}, "none is no folder, and no name of a model on the hub"),
         ({"model": "{root}/t5"}, "cannot be loaded as a classifier"),
         (
             {"model": "{root}/albert", "method": "snnk", "features": 4, "pooling": "model"},

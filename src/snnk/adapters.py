@@ -35,7 +35,8 @@ class SNNKAdapter(nn.Module):
         bias: add a trained bias, (dim,), to what the adapter adds.
         train_projection: train the feature map's projection too; with `Directions`, `bias` and no gate that is the
             bottleneck adapter of Houlsby et al. (2019).
-        init_weights: start as the identity. False draws gate and bias at random, for tests.
+        init_weights: start as the identity, with A drawn from `seed`. False draws A, gate and bias from torch's global
+            generator, so that no two such adapters are equal; it is there for tests.
         seed: of the feature map and of A.
         device, dtype: of all tensors.
         **options: for the feature map.
@@ -83,17 +84,17 @@ class SNNKAdapter(nn.Module):
         self._reset_weights()
 
     def reset_parameters(self) -> None:
-        """Draw the feature map and A again from their seeds."""
+        """Draw the feature map, A, gate and bias again, as at first."""
         self.feature_map.reset_parameters()
         self._reset_weights()
 
     @torch.no_grad()
     def _reset_weights(self) -> None:
-        generator = make_generator(self.seed, stream=2)
+        generator = make_generator(self.seed, stream=2) if self.init_weights else None
         with torch.device("cpu"):
-            drawn = torch.randn(self.dim, self.num_features + 2, generator=generator) * self.num_features**-0.5
+            drawn = torch.randn(self.dim, self.num_features + 2, generator=generator)
+        self.weight.copy_(drawn[:, :-2] * self.num_features**-0.5)
         columns = {"gate": drawn[:, -2], "bias": drawn[:, -1]}
-        self.weight.copy_(drawn[:, :-2])
         if self.init_weights:
             columns = dict.fromkeys(columns, torch.zeros(self.dim, device="cpu"))
             if self.gate is None:

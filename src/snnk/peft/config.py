@@ -57,7 +57,8 @@ class SNNKConfig(PeftConfig):
         layers_pattern: name of the list of layers that the numbers are of, where a model has several.
         feature_pattern: {ending or regular expression of a name: num_features of those layers}.
         modules_to_save: modules to train and save beside the adapters, such as a new head.
-        init_weights: start as the identity; False starts at random, for tests.
+        init_weights: start as the identity. False draws what is trained from torch's global generator, so that no two
+            such adapters are equal; it is there for tests.
         gate, use_bias: train v; train a bias.
         train_projection: train the projection too; with "pca", a bias and no gate it is the bottleneck adapter.
         normalize: of the feature map's inputs, see FeatureMap.

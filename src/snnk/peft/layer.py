@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
 from snnk.adapters import SNNKAdapter
+from snnk.peft.config import ANEW
 
 NOT_MERGEABLE = (
     "SNNK adapters are not linear, so that no weight of the model can hold them: call unload() for the model without "
@@ -29,20 +31,22 @@ class AdaptedLinear(nn.Module, BaseTunerLayer):
     def __init__(self, base_layer: nn.Module, adapter_name: str, adapter: SNNKAdapter) -> None:
         super().__init__()
         self.base_layer = base_layer
-        self.out_features = out_features(self.get_base_layer())
+        self.in_features, self.out_features = sizes(self.get_base_layer())
         self.cast_input_dtype_enabled = True  # peft.helpers sets it; `delta` casts all the same
         self.snnk_adapter = nn.ModuleDict()
         self._active_adapter = adapter_name
+        self.unfilled: set[str] = set()  # adapters that wait for the values of a file
+        # in evaluation, nn.TransformerEncoderLayer reads the weights of layers without hooks instead of calling them
+        self.register_forward_pre_hook(_check_filled)
         self.update_layer(adapter_name, adapter)
 
     def update_layer(self, adapter_name: str, adapter: SNNKAdapter, inference_mode: bool = False) -> None:
         """Add an adapter, its trained values in the dtype of the base layer, as PEFT has it."""
         dtype: Any = getattr(self.get_base_layer().weight, "dtype", torch.float32)
         if dtype.is_floating_point and dtype.itemsize > 1:  # nothing trains in float8
-            adapter.to(torch.promote_types(dtype, torch.float32))  # projections are never rounded
-            for parameter in (adapter.weight, adapter.gate, adapter.bias):
-                if parameter is not None:
-                    parameter.data = parameter.data.to(dtype)
+            adapter.to(torch.promote_types(dtype, torch.float32))  # frozen projections are never rounded
+            for parameter in adapter.parameters():
+                parameter.data = parameter.data.to(dtype)
         self.snnk_adapter[adapter_name] = adapter
         self._move_adapter_to_device_of_base_layer(adapter_name)
         self.set_adapter(self.active_adapters, inference_mode=inference_mode)
@@ -79,10 +83,30 @@ class AdaptedLinear(nn.Module, BaseTunerLayer):
         raise ValueError(NOT_MERGEABLE)
 
 
-def out_features(layer: Any) -> int:
-    """Size of a linear layer's outputs; a TypeError for another module."""
+def sizes(layer: Any) -> tuple[int, int]:
+    """Sizes of a linear layer's inputs and outputs; a TypeError for another module."""
     if isinstance(layer, Conv1D):
-        return int(layer.nf)
+        return int(layer.nx), int(layer.nf)
+    if isinstance(layer, NonDynamicallyQuantizableLinear):
+        raise TypeError(
+            "nn.MultiheadAttention reads the weight of its out_proj and never calls it, so that an adapter behind it "
+            "would do nothing; leave it out, with exclude_modules=['out_proj']"
+        )
     if isinstance(layer, nn.Linear):
-        return layer.out_features
+        return layer.in_features, layer.out_features
     raise TypeError(f"an adapter stands behind an nn.Linear or Conv1D; got {type(layer).__name__}")
+
+
+def _check_filled(layer: AdaptedLinear, args: Any) -> None:
+    """Before the first call: a ValueError if values that a file should have are still not a number."""
+    if not layer.unfilled or torch.compiler.is_compiling():
+        return
+    for adapter_name in layer.unfilled.intersection(layer.snnk_adapter):
+        found = layer.snnk_adapter[adapter_name].state_dict()
+        missing = [name for name, tensor in found.items() if tensor.isnan().any()]
+        if missing:
+            raise ValueError(
+                f"adapter {adapter_name!r} has no values for {', '.join(missing)}: its file lacks them, or was not "
+                f"loaded. Save it again, and load it into a new model; {ANEW}"
+            )
+    layer.unfilled.clear()

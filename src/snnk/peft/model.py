@@ -1,9 +1,10 @@
 """SNNKModel: puts adapters into a model, on PEFT's rails.
 
 All that can go wrong with a configuration goes wrong in `_prepare_model`, before the first layer is replaced, so that a
-refused one leaves the model as it was. So it is with a local file by PEFT's PeftModel.from_pretrained and load_adapter.
-transformers' own load_adapter opens the file after the layers are in place: a broken one ends in safetensors' error,
-missing tensors are logged, and the model keeps adapters as they are drawn; load it anew.
+refused one leaves the model as it was. The same holds for a local file that PEFT's PeftModel.from_pretrained or
+load_adapter reads. transformers' own load_adapter opens the file after the layers are in place, and only logs which
+tensors it lacks or has too many: values of adapters are NaN there until the file fills them, and a model that is called
+with one left raises an error.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import difflib
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -22,14 +23,16 @@ from peft.tuners.tuners_utils import (
     _maybe_include_all_linear_layers,
     check_target_module_exists,
 )
+from peft.utils import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from snnk.adapters import SNNKAdapter
 from snnk.hf.architectures import ARCHITECTURES, Architecture, kind_of
 from snnk.peft.config import ANEW, PLACEMENTS, check_sums, checksum, compare_sums
-from snnk.peft.layer import NOT_MERGEABLE, AdaptedLinear, out_features
+from snnk.peft.layer import NOT_MERGEABLE, AdaptedLinear, sizes
 
+Shapes = dict[str, tuple[int, ...]]
 # of all adapters of one configuration, 1 GiB, or as many as the model has: checked before a file's sizes are believed
 MOST_VALUES = 2**28
 MOST_READ = 2**20  # where the sizes come from a file
@@ -51,6 +54,15 @@ class SNNKModel(BaseTuner):
         if name in RESERVED or "." in name:
             raise ValueError(
                 f"an adapter cannot be named {name!r}, which is part of the names in its file; use another"
+            )
+        # PEFT leaves out of a file whatever has the name of another adapter in its own
+        wrapped = (BaseTunerLayer, AuxiliaryTrainingWrapper)
+        inside = tuple(f"{key}." for key, module in self.model.named_modules() if isinstance(module, wrapped))
+        parts = {part for key, _ in self.model.named_modules() if not key.startswith(inside) for part in key.split(".")}
+        if len(self.peft_config) > 1 and parts & set(self.peft_config):
+            raise ValueError(
+                f"adapters {sorted(parts & set(self.peft_config))} are named as modules of the model are, so that the "
+                "files of other adapters would lack those modules; use another name"
             )
 
     def _prepare_adapter_config(self, peft_config: Any, model_config: Any) -> Any:
@@ -90,15 +102,14 @@ class SNNKModel(BaseTuner):
         peft_config = _maybe_include_all_linear_layers(peft_config, model)
         shapes = peft_config.__dict__.pop("file_shapes", None)
         sites = self._sites(peft_config, model)
+        if shapes is not None:  # nothing is drawn in sizes that are not those of the file
+            shapes = {name.removeprefix("base_model.model."): shape for name, shape in shapes.items()}
+            ending = ".snnk_adapter.weight"
+            weights: Shapes = {site + ending: (dim, peft_config.features_at(site)) for site, dim in sites.items()}
+            _compare(weights, {name: shape for name, shape in shapes.items() if name.endswith(ending)})
         unused = {p for p in peft_config.feature_pattern if not any(re.match(rf"(.*\.)?({p})$", s) for s in sites)}
         if unused:
             raise ValueError(f"feature_pattern {sorted(unused)} fits none of the layers {_some(sites)}")
-        if shapes is not None:  # sizes first: drawing many features takes long
-            shapes = {name.removeprefix("base_model.model."): shape for name, shape in shapes.items()}
-            names: Any = {
-                f"{site}.snnk_adapter.weight": (dim, peft_config.features_at(site)) for site, dim in sites.items()
-            }
-            _compare(names, {name: shape for name, shape in shapes.items() if name.endswith(".snnk_adapter.weight")})
         depth = DEPTH.get(peft_config.feature_map, 1) if peft_config.projection == "random" else 1
         values = sum(depth * dim * peft_config.features_at(site) for site, dim in sites.items())
         # a file that is read by transformers' load_adapter shows no header: be content with as much as the model has
@@ -114,9 +125,14 @@ class SNNKModel(BaseTuner):
                 check_sums(peft_config, site, adapter.feature_map)
                 _not_saved(adapter)
         if shapes is not None:
-            expected = {f"{s}.snnk_adapter.{n}": tuple(t.shape) for s, a in made.items() for n, t in _stored(a)}
-            _compare(expected, shapes)
-        self._made = made
+            ours: Shapes = {f"{s}.snnk_adapter.{n}": tuple(t.shape) for s, a in made.items() for n, t in _stored(a)}
+            saved = _shapes_of(model, peft_config.modules_to_save or [])
+            _compare(ours | saved, _without_embeddings(model, shapes))
+        read = peft_config.from_file or (peft_config.was_read and peft_config.inference_mode)
+        self._made, self._unfilled = made, shapes is None and read
+        for adapter in made.values() if self._unfilled else ():  # transformers only logs what a file lacks
+            for _, tensor in _stored(adapter):
+                tensor.data.fill_(torch.nan)
 
     def _sites(self, peft_config: Any, model: nn.Module) -> dict[str, int]:
         """{name of a layer to adapt: size of its outputs}; a ValueError if there is none."""
@@ -131,7 +147,7 @@ class SNNKModel(BaseTuner):
                 linear.append(name)
             if name and self._check_target_module_exists(peft_config, name):
                 try:
-                    found[name] = out_features(module)
+                    found[name] = sizes(module)[1]
                 except TypeError as error:
                     raise TypeError(f"target module {name}: {error}") from None
         if not found:
@@ -160,14 +176,21 @@ class SNNKModel(BaseTuner):
         adapter = self._made.pop(current_key, None)
         if adapter is None:  # a layer that only the state dict names, see BaseTuner.inject_adapter
             base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
-            adapter = peft_config.make_adapter(current_key, out_features(base))
+            adapter = peft_config.make_adapter(current_key, sizes(base)[1])
+        # with low_cpu_mem_usage PEFT moves every parameter that is registered here to the meta device
+        for module in adapter.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                module.register_parameter(name, parameter)
         if isinstance(target, AdaptedLinear):
-            target.update_layer(adapter_name, adapter, inference_mode=peft_config.inference_mode)
-            return
-        layer = AdaptedLinear(target, adapter_name, adapter)
-        if adapter_name not in self.active_adapters:
-            layer.requires_grad_(False)
-        self._replace_module(parent, target_name, layer, target)
+            layer = target
+            layer.update_layer(adapter_name, adapter, inference_mode=peft_config.inference_mode)
+        else:
+            layer = AdaptedLinear(target, adapter_name, adapter)
+            if adapter_name not in self.active_adapters:
+                layer.requires_grad_(False)
+            self._replace_module(parent, target_name, layer, target)
+        if self._unfilled:
+            layer.unfilled.add(adapter_name)
 
     @contextmanager
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
@@ -228,9 +251,9 @@ class SNNKModel(BaseTuner):
         expected = {
             name: tuple(tensor.shape)
             for name, tensor in model.state_dict().items()
-            if f".snnk_adapter.{adapter_name}." in name
+            if f".snnk_adapter.{adapter_name}." in name or f".modules_to_save.{adapter_name}." in name
         }
-        _compare(expected, {name: tuple(t.shape) for name, t in found.items()})
+        _compare(expected, _without_embeddings(model, {name: tuple(t.shape) for name, t in found.items()}))
         if not config.save_projection:  # PEFT reads no configuration for an adapter that is there
             ending = f".snnk_adapter.{adapter_name}.checksum"
             stored = {_site(name, ending): tensor for name, tensor in found.items() if name.endswith(ending)}
@@ -299,9 +322,29 @@ def _same_buffers(ours: nn.Module, drawn: nn.Module) -> bool:
     return all(a.is_meta or torch.allclose(a.cpu().double(), b.double(), 1e-2, 1e-3) for a, b in pairs)
 
 
-def _compare(expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
-    """Demand the same adapter tensors of the same shapes."""
-    found = {name: shape for name, shape in found.items() if "snnk_" in name}
+def _shapes_of(model: nn.Module, endings: list[str]) -> Shapes:
+    """Shapes of the tensors of modules whose names have one of the endings, by which PEFT finds modules_to_save."""
+    found, inside = Shapes(), tuple[str, ...]()
+    for name, module in model.named_modules(remove_duplicate=False):
+        if name.endswith(tuple(endings)) and not name.startswith(inside):
+            inside += (f"{name}.",)
+            module = getattr(module, "original_module", module)
+            found |= {f"{name}.{n}": tuple(t.shape) for n, t in module.state_dict().items()}
+    return found
+
+
+def _without_embeddings(model: Any, shapes: Shapes) -> Shapes:
+    """What is left without embeddings, which PEFT writes beside an adapter if their number was changed."""
+    layers: list[Any] = []
+    for name in ("get_input_embeddings", "get_output_embeddings"):
+        with suppress(NotImplementedError):
+            layers.append(getattr(model, name, lambda: None)())
+    inside = tuple(f"{name}." for name, module in model.named_modules() if any(module is layer for layer in layers))
+    return {name: shape for name, shape in shapes.items() if not name.startswith(inside)}
+
+
+def _compare(expected: Shapes, found: Shapes) -> None:
+    """Demand the same tensors of the same shapes."""
     missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     if missing or unknown:
         raise ValueError(
