@@ -91,6 +91,25 @@ def test_seeds_and_the_global_state():
     assert all(torch.equal(t, before[n]) for n, t in same.state_dict().items())
 
 
+def test_what_is_drawn_for_a():
+    """Independent entries of variance 1/m, from a stream that is not the projection's."""
+    m = 64
+    a = SNNKAdapter(256, m, seed=3)
+    squares = m * a.weight.detach().square()  # mean 1, variance 2
+    assert abs(float(squares.mean()) - 1) <= 5 * (2 / squares.numel()) ** 0.5
+    # of one stream, entries of A and of independent rows would be the same numbers here
+    small = SNNKAdapter(8, 6, "relu", projection="iid", seed=3)
+    pair = torch.stack([small.weight.detach()[:6].flatten(), small.feature_map.projection[:, :6].flatten()])
+    assert abs(float(torch.corrcoef(pair)[0, 1])) <= 5 / 36**0.5
+
+
+def test_a_bias_alone_is_not_the_identity():
+    a = adapter(trained=False, bias=True)
+    assert a.starts_as_identity
+    torch.nn.init.ones_(a.bias)
+    assert not a.starts_as_identity
+
+
 def test_random_weights_are_drawn_from_the_global_state():
     """Two adapters of one seed have one feature map, and differ in all that is trained."""
     one, two = adapter(seed=3, bias=True), adapter(seed=3, bias=True)
@@ -233,6 +252,17 @@ def test_no_batch_is_asked_for_that_is_not_used(batches):
         raise RuntimeError("one batch too many")
 
     fit_projections_(Two(), made(), max_batches=len(batches))
+    some, two = Two(), Two()
+    fit_projections_(some, batches, max_batches=2)
+    fit_projections_(two, batches[:2])
+    assert torch.equal(some.adapters[0].feature_map.projection, two.adapters[0].feature_map.projection)
+
+
+def test_one_token_more_than_features_is_enough(batches):
+    tokens = batches[0]["x"][0]
+    with pytest.raises(ValueError, match=r"more tokens than features are needed; seen by adapters\.0 \(3\)"):
+        fit_projections_(Two(), [{"x": tokens[:3]}])
+    fit_projections_(Two(), [{"x": tokens[:4]}])
 
 
 def test_a_trained_projection_can_start_from_directions(batches):

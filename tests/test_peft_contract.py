@@ -1,7 +1,15 @@
-"""What PEFT expects of every method, for SNNKConfig on plain modules, Conv1D layers and three kinds of transformers."""
+"""What PEFT expects of every method, for SNNKConfig on plain modules, Conv1D layers and three kinds of transformers.
+
+PEFT's own test classes, pointed at SNNKConfig, pass but for two expectations that are not ours. They load adapters
+that were saved as pickles: a pickle can run code, and snnk reads safetensors only (test_bad_files in test_peft_io.py).
+And they demand that three steps of SGD move every parameter by 1e-4, on a Conv1D layer with one output of size 0.05:
+the gate starts at zero, so that the gradient of A is of second order at first, and A moves by 1e-5 there. It passes
+with the learning rate that PEFT takes for its own methods of that kind (VB-LoRA, HiRA, Lily); here Adam moves both.
+"""
 
 import copy
 import json
+import shutil
 from dataclasses import fields, replace
 
 import pytest
@@ -84,6 +92,11 @@ def output(model, kind):
     return run(model, kind)
 
 
+def same(found, expected):
+    """Equal but for the last bits: tensors in a mapped file may be aligned differently, and summed in another order."""
+    return torch.allclose(found, expected, rtol=0, atol=16 * torch.finfo(found.dtype).eps * float(expected.abs().max()))
+
+
 def adapters(model):
     return {name: p for name, p in model.named_parameters() if "snnk_" in name}
 
@@ -112,14 +125,14 @@ def test_without_memory_for_weights_until_they_are_loaded(kind, options, tmp_pat
     assert not any(p.is_meta for name, p in empty.named_parameters() if name not in adapters(empty))
     plain = {n.removeprefix("base_model.model."): t for n, t in state.items()}
     set_peft_model_state_dict(empty, plain, "default", low_cpu_mem_usage=True)
-    assert not any(t.is_meta for t in empty.state_dict().values()) and torch.equal(output(empty, kind), expected)
+    assert not any(t.is_meta for t in empty.state_dict().values()) and same(output(empty, kind), expected)
 
     model.save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(base(kind), tmp_path, low_cpu_mem_usage=True)
     loaded.load_adapter(tmp_path, "second", low_cpu_mem_usage=True)
     for name in ("default", "second"):
         loaded.set_adapter(name)
-        assert torch.equal(output(loaded.eval(), kind), expected)
+        assert same(output(loaded.eval(), kind), expected)
     assert not any(p.is_meta for p in loaded.parameters())
 
 
@@ -142,7 +155,7 @@ def test_random_adapters_of_one_configuration_differ(kind, save_projection, tmp_
     model.set_adapter("second")
     model.save_pretrained(tmp_path)
     torch.manual_seed(5)
-    assert torch.equal(output(PeftModel.from_pretrained(base(kind), tmp_path / "second").eval(), kind), seen[1])
+    assert same(output(PeftModel.from_pretrained(base(kind), tmp_path / "second").eval(), kind), seen[1])
 
 
 TRAINED = [
@@ -159,14 +172,16 @@ TRAINED = [
 @pytest.mark.parametrize("kind, options", TRAINED)
 def test_training_moves_what_is_trained_and_nothing_else(kind, options):
     """From the start that users have: the gate is zero, and A moves as soon as the gate has moved."""
-    model = adapted(kind, init_weights=True, **options).train()
+    # so many features that, whatever the seed, some of them are not zero for all tokens
+    model = adapted(kind, **{"init_weights": True, "num_features": 16 if kind in ROWS else 4, **options}).train()
     before = copy.deepcopy(model.state_dict())
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert trained == {name for name, _ in model.named_parameters() if "snnk_" in name or "modules_to_save" in name}
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    direction = torch.randn(output(model, kind).shape, generator=torch.Generator().manual_seed(3))
     for _ in range(3):
         optimizer.zero_grad()
-        run(model, kind).square().sum().backward()
+        (run(model, kind) * direction).sum().backward()
         optimizer.step()
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]) == (name not in trained), name
@@ -180,7 +195,7 @@ def test_files_bring_everything_back(kind, options, tmp_path):
     for trainable in (False, True):
         loaded = PeftModel.from_pretrained(base(kind), tmp_path, is_trainable=trainable)
         assert {p.requires_grad for p in adapters(loaded).values()} == {trainable}
-        assert torch.equal(output(loaded.eval(), kind), output(model, kind))
+        assert same(output(loaded.eval(), kind), output(model, kind))
         ours, theirs = model.state_dict(), loaded.state_dict()
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
@@ -240,6 +255,18 @@ def test_what_cannot_be_done_is_refused(kind, tmp_path):
     assert torch.equal(output(model, kind), before)
 
 
+def test_layers_that_only_a_state_dict_names(tmp_path):
+    """PEFT can put adapters where a state dict has them, whatever target_modules are."""
+    model = adapted("mlp", save_projection=False)
+    state = {n.removeprefix("base_model.model."): t for n, t in get_peft_model_state_dict(model).items()}
+    config = settings("mlp", save_projection=False, target_modules=["lin0"])
+    with pytest.warns(RuntimeWarning, match="lin1"):
+        found = inject_adapter_in_model(config, base("mlp"), state_dict=state)
+    set_peft_model_state_dict(found, state)
+    assert same(output(found, "mlp"), output(model, "mlp"))
+    assert get_peft_model_state_dict(found).keys() == state.keys()
+
+
 def test_mixed_batches_are_refused_in_generation_too():
     model = get_peft_model(make("gpt2", hf.AutoModelForCausalLM), settings("gpt2")).eval()
     with pytest.raises(ValueError, match="one for each row of a batch"):
@@ -273,7 +300,7 @@ def test_adapters_are_in_float32_or_in_the_dtype_of_the_model(kind, dtype, upcas
         loaded = PeftModel.from_pretrained(
             base(kind).to(dtype), tmp_path, autocast_adapter_dtype=upcast, low_cpu_mem_usage=low
         )
-        assert {p.dtype for p in adapters(loaded).values()} == {wanted} and torch.equal(output(loaded, kind), y)
+        assert {p.dtype for p in adapters(loaded).values()} == {wanted} and same(output(loaded, kind), y)
     exact = adapted(kind, **options)
     set_peft_model_state_dict(exact, {n: t.float() for n, t in get_peft_model_state_dict(model).items()})
     scale = output(exact, kind).abs().max()
@@ -396,7 +423,8 @@ def test_transformers_own_loading_is_strict_when_the_model_is_called(saved_by, t
     model.save_pretrained(tmp_path)
     model = base("bert")
     model.load_adapter(tmp_path)
-    assert torch.equal(output(model, "bert"), output(PeftModel.from_pretrained(base("bert"), tmp_path), "bert"))
+    assert same(output(model, "bert"), output(PeftModel.from_pretrained(base("bert"), tmp_path), "bert"))
+    shutil.copytree(tmp_path, tmp_path / "whole")
     path = tmp_path / "adapter_model.safetensors"
     tensors = load_file(path)
     for ending in ("gate", "weight", "feature_map.projection"):
@@ -408,6 +436,8 @@ def test_transformers_own_loading_is_strict_when_the_model_is_called(saved_by, t
             output(model, "bert")
     config = PeftConfig.from_pretrained(tmp_path)
     config.inference_mode, config.base_model_name_or_path = True, None
+    filled = PeftModel.from_pretrained(base("bert"), tmp_path / "whole")
+    assert not any(layer.unfilled for layer in layers(filled))  # PEFT's way is verified before a call
     with pytest.raises(ValueError, match=r"was not loaded.*dataclasses.replace\(config, inference_mode=False\)"):
         output(get_peft_model(base("bert"), config), "bert")
     new = get_peft_model(base("bert"), replace(config, inference_mode=False))  # the advice
@@ -431,7 +461,7 @@ def test_embeddings_may_stand_in_a_file(tmp_path):
     model.save_pretrained(tmp_path, save_embedding_layers=True)
     assert any("word_embeddings" in name for name in load_file(tmp_path / "adapter_model.safetensors"))
     loaded = PeftModel.from_pretrained(base("bert"), tmp_path)
-    assert torch.equal(output(loaded, "bert"), output(model, "bert"))
+    assert same(output(loaded, "bert"), output(model, "bert"))
 
 
 def test_layers_that_torch_reads_instead_of_calling():

@@ -180,6 +180,20 @@ def test_checksums_tell_draws_apart_and_bear_rounding():
         assert max(abs(a - b) for a, b in zip(checksum(fm), before, strict=True)) > 1e-3
 
 
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ({}, [0.131522, -0.476715, 0.228399, -0.567967]),
+        ({"feature_map": "cos"}, [-1.381196, 0.135142, -0.008021, 0.052897]),
+        ({"projection": "pca", "feature_map": "gelu"}, [-0.200676, -0.331284, 0.27127, -0.497295]),
+    ],
+)
+def test_checksums_are_those_of_version_0_1(options, expected):
+    """Files without projections hold such numbers: with others, or another draw, none of them could be loaded."""
+    found = checksum(SNNKConfig(num_features=4, **options).make_feature_map("layer.0", 16))
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
 def edit(folder, **changes):
     path = folder / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

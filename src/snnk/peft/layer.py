@@ -40,7 +40,7 @@ class AdaptedLinear(nn.Module, BaseTunerLayer):
         self.register_forward_pre_hook(_check_filled)
         self.update_layer(adapter_name, adapter)
 
-    def update_layer(self, adapter_name: str, adapter: SNNKAdapter, inference_mode: bool = False) -> None:
+    def update_layer(self, adapter_name: str, adapter: SNNKAdapter) -> None:
         """Add an adapter, its trained values in the dtype of the base layer, as PEFT has it."""
         dtype: Any = getattr(self.get_base_layer().weight, "dtype", torch.float32)
         if dtype.is_floating_point and dtype.itemsize > 1:  # nothing trains in float8
@@ -49,7 +49,7 @@ class AdaptedLinear(nn.Module, BaseTunerLayer):
                 parameter.data = parameter.data.to(dtype)
         self.snnk_adapter[adapter_name] = adapter
         self._move_adapter_to_device_of_base_layer(adapter_name)
-        self.set_adapter(self.active_adapters, inference_mode=inference_mode)
+        self.set_adapter(self.active_adapters)
 
     def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: Any = None) -> None:
         # PEFT's own would also cast to the dtype of the base layer, and so round projections and loaded weights

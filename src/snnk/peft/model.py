@@ -100,7 +100,7 @@ class SNNKModel(BaseTuner):
     def _prepare_model(self, peft_config: Any, model: nn.Module) -> None:
         """Make all adapters and check them, before the model is touched."""
         peft_config = _maybe_include_all_linear_layers(peft_config, model)
-        shapes = peft_config.__dict__.pop("file_shapes", None)
+        shapes = getattr(peft_config, "file_shapes", None)
         sites = self._sites(peft_config, model)
         if shapes is not None:  # nothing is drawn in sizes that are not those of the file
             shapes = {name.removeprefix("base_model.model."): shape for name, shape in shapes.items()}
@@ -128,11 +128,12 @@ class SNNKModel(BaseTuner):
             ours: Shapes = {f"{s}.snnk_adapter.{n}": tuple(t.shape) for s, a in made.items() for n, t in _stored(a)}
             saved = _shapes_of(model, peft_config.modules_to_save or [])
             _compare(ours | saved, _without_embeddings(model, shapes))
-        read = peft_config.from_file or (peft_config.was_read and peft_config.inference_mode)
-        self._made, self._unfilled = made, shapes is None and read
+        self._made = made
+        self._unfilled = peft_config.from_file or (peft_config.was_read and peft_config.inference_mode)
         for adapter in made.values() if self._unfilled else ():  # transformers only logs what a file lacks
             for _, tensor in _stored(adapter):
-                tensor.data.fill_(torch.nan)
+                if tensor.is_floating_point():
+                    tensor.data.fill_(torch.nan)
 
     def _sites(self, peft_config: Any, model: nn.Module) -> dict[str, int]:
         """{name of a layer to adapt: size of its outputs}; a ValueError if there is none."""
@@ -177,13 +178,15 @@ class SNNKModel(BaseTuner):
         if adapter is None:  # a layer that only the state dict names, see BaseTuner.inject_adapter
             base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
             adapter = peft_config.make_adapter(current_key, sizes(base)[1])
+            if not peft_config.save_projection:
+                _not_saved(adapter)
         # with low_cpu_mem_usage PEFT moves every parameter that is registered here to the meta device
         for module in adapter.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
                 module.register_parameter(name, parameter)
         if isinstance(target, AdaptedLinear):
             layer = target
-            layer.update_layer(adapter_name, adapter, inference_mode=peft_config.inference_mode)
+            layer.update_layer(adapter_name, adapter)
         else:
             layer = AdaptedLinear(target, adapter_name, adapter)
             if adapter_name not in self.active_adapters:
@@ -238,7 +241,6 @@ class SNNKModel(BaseTuner):
                 )
             sums[site] = checksum(drawn)
         config.projection_checksums = sums
-        found = {name: tensor for name, tensor in found.items() if ".feature_map." not in name}
         ending = f".snnk_adapter.{adapter_name}.checksum"  # the model's own may be rounded to half precision by now
         own = {name: torch.tensor(sums[_site(name, ending)], device="cpu") for name in found if name.endswith(ending)}
         return found | own
@@ -261,6 +263,8 @@ class SNNKModel(BaseTuner):
                 adapter: Any = layer.snnk_adapter[adapter_name]
                 drawn = config.make_feature_map(site, adapter.dim)
                 compare_sums(site, stored[site].tolist(), checksum(drawn), torch.finfo(stored[site].dtype).eps)
+        for _, layer in layers_of(model, adapter_name):
+            layer.unfilled.discard(adapter_name)
         return found
 
 
