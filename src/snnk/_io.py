@@ -104,8 +104,10 @@ def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
             if fcntl is not None:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
+                except BlockingIOError:
                     raise ValueError(f"another run is writing to {what}; wait for it, or name another --out") from None
+                except OSError:  # a file system without locks
+                    pass
             if not _same_file(path, file.fileno()):  # its last holder removed it after it was opened here
                 continue
             try:

@@ -55,11 +55,11 @@ def markdown(text: Any) -> str:
 
     Example:
         >>> markdown("[a](http://b) | <i>")
-        '\\[a\\](http\\://b) \\| &lt;i&gt;'
+        '\\[a\\](http\\://b) \\| &lt;i>'
     """
     found = printable(_joined(text)).replace("\\", "\\\\")
-    found = re.sub(r"([`*\[\]|~$@])", r"\\\1", escape(found, quote=False))
-    found = re.sub(r"^(\d*)([#+=.)-])", r"\1\\\2", found)
+    found = re.sub(r"([`*\[\]|~$@])", r"\\\1", found.replace("&", "&amp;").replace("<", "&lt;"))
+    found = re.sub(r"^([#+=>-]|\d+[.)])(?=\s|$)", lambda mark: f"{mark[0][:-1]}\\{mark[0][-1]}", found)
     return found.replace("://", "\\://").replace("www.", "www\\.")
 
 

@@ -9,20 +9,22 @@ r"""Ridge regression from sums alone (section 3.3; the appendix on training a bu
 yy is the sum of squares of centred y. All of it comes from sums over rows, so statistics of parts add, those of removed
 rows are subtracted, one eigendecomposition gives every lam, and the first k features use the corner of the same sums.
 
-Sums in float64 of features in float32 hold nothing below float32. A computed feature is phi + e with |e| <= r |phi|,
-and e differs from one processor to the next. Here r = u + ROUNDINGS u', where u is the unit roundoff of the features'
-dtype, in which they are stored, and u' that of float32 or better, in which they are computed. Two floors follow, both
-of them the number
+Sums in float64 of features in float32 hold nothing below float32. A computed feature is phi_j + e_j with
+|e_j| <= r |phi_j|, and e differs from one processor to the next. Here r = u + ROUNDINGS u', where u is the unit
+roundoff of the features' dtype, in which they are stored, and u' that of float32 or better, in which they are computed.
+Rounding is relative to a feature, not to its spread, so that the errors of feature j have the sum of squares
 
-    floor = r^2 sum_i w_i |phi_i|^2,    about 0, as rounding is relative to a feature and not to its spread.
+    N_j = r^2 sum_i w_i phi_ij^2,    about 0,
 
-1. The spectrum. Along a unit vector v in which the exact features do not vary, the computed ones still have
-   v' S v <= sum_i w_i |e_i|^2 <= floor. An eigenvalue below the floor may be nothing but squared rounding errors, and
-   so may be its share of y: such a direction gets no weight.
-2. lam. As |c_j|^2 <= s_j yy, |A| <= sqrt(yy) max_s sqrt(s) / (s + lam) <= sqrt(yy / lam) / 2, and rounding moves the
-   outputs by |A e_i|, in the root mean square by at most sqrt(yy / n) r sqrt(sum_i w_i |phi_i|^2 / lam) / 2. Below
-   lam = floor this bound exceeds half the deviation of y: outputs could belong to the processor rather than to the
-   data. So searches for lam begin at the floor. A lam that is given as a number is used as it is.
+and along v that of v' diag(N) v, as errors of different features are independent.
+Two floors follow:
+
+1. The spectrum. If v' S v <= v' diag(N) v, the features vary along v no more than rounding makes them vary, and their
+   share of y may be the processor's. This is asked of every feature alone, and of every eigenvector of S over the
+   features that remain. Such directions get no weight.
+2. lam. Exact features with errors of variance N_j / n have the expected squared error of a ridge regression with the
+   penalty diag(N). A smaller lam than the least N_j fits errors, so searches for lam begin there. A lam that is given
+   as a number is used as it is.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -126,8 +129,9 @@ class RidgeFactor:
         """
         if self.rows < 2:
             raise ValueError(f"a search for lam needs at least 2 rows; got {self.rows}. Give lam as a number")
-        top = math.log10(float(self.values[-1])) if len(self.values) else 0.0
-        low, high = max(top - 16, math.log10(max(self.floor, 1e-300))), top + 4
+        top = math.log10(max(float(self.values[-1]) if len(self.values) else self.floor, 1e-300))
+        low = max(top - 16, math.log10(max(self.floor, 1e-300)))
+        high = max(top, low) + 4
         least, steps = low, math.ceil(4 * (high - low)) + 1
         path: list[tuple[float, float, float]] = []
         for _ in range(4):
@@ -204,7 +208,9 @@ class RidgeStats:
             self.sums = torch.zeros(shape, dtype=F64, device=device)
         except RuntimeError as error:  # torch's word for it
             size = f"{math.prod(shape) * F64.itemsize / 1e9:,.0f} GB"
-            raise MemoryError(f"sums of {m} features need {size}, which is not there; use fewer features") from error
+            raise MemoryError(
+                f"sums of {m} features need {size}, more than is available; use fewer features"
+            ) from error
         self.shift = torch.full((m + t,), math.nan, dtype=F64, device=device)
 
     @property
@@ -380,10 +386,10 @@ class RidgeStats:
             raise ValueError(f"class {int(counts.argmin())} has no rows; leave it out of y, or add rows of it")
         means = sums[1:-1, 1 + k :] / counts  # (k, t)
         within = (sums[1:-1, 1 : 1 + k] - (means * counts) @ means.T) / n
-        values, vectors = torch.linalg.eigh(within, UPLO="U")
+        values, vectors, above = _spectrum(within, _noise(sums) / n)
         values = (1 - shrinkage) * values + shrinkage * values.mean()
         condition = _condition(values)
-        if float(values[0]) <= self._tolerance(k) * float(values[-1]) + _floor(sums) / n:
+        if not (shrinkage or bool(above.all())) or condition * self._tolerance(k) >= 1:
             raise ValueError(f"singular covariance, condition number {condition:.1e}: use shrinkage > 0")
         weight = ((vectors / values) @ (vectors.T @ means)).T.contiguous()
         bias = (counts / n).log() - (weight * means.T).sum(1) / 2 - weight @ (mean + self.shift[:k])
@@ -413,15 +419,23 @@ class RidgeStats:
     def _factor(self, sums: Tensor) -> RidgeFactor:
         k, n, first = len(sums) - 2, float(sums[0, 0]), sums[0, 1:]
         centred = torch.addr(sums[1:-1, 1:], first[:k], first, alpha=-1 / n)  # (k, k + t)
-        values, vectors = torch.linalg.eigh(centred[:, :k], UPLO="U")
-        floor = _floor(sums)
-        keep = values > max(self._tolerance(k) * float(values[-1]), floor)
+        noise = _noise(sums)
+        values, vectors, above = _spectrum(centred[:, :k], noise)
+        keep = above & (values > self._tolerance(k) * values[-1])
         # Rows about their mean span one direction less; where almost all were removed, rounding stands above the rest.
         rows = int(sums[-1, 0])
         keep[: max(k - (rows - 1), 0)] = False
+        if not bool(keep.any()) and float(centred.diagonal().max()) > 0:
+            warnings.warn(
+                f"none of {k} features varies by more than its rounding, so that predictions are the mean of y; take "
+                "the mean of the features off before they are rounded, or compute them in float64",
+                stacklevel=4,
+            )
         vectors, target = vectors[:, keep], vectors[:, keep].T @ centred[:, k:]
         mean = first / n + torch.cat([self.shift[:k], self.shift[self.num_features :]])
         power = sums[-1, 1 + k :] - first[k:].square() / n
+        precise = noise[(centred.diagonal() > noise) & (noise > 0)]
+        floor = float(precise.min()) if len(precise) else 0.0
         return RidgeFactor(values[keep], vectors, target, mean, power, n, rows, _condition(values), floor)
 
     def _held_out(self, num_features: int | None) -> Callable[[Tensor], Tensor]:
@@ -505,9 +519,16 @@ def _translate(sums: Tensor, delta: Tensor) -> None:
     sums[0, 1:].add_(n * delta)
 
 
-def _floor(sums: Tensor) -> float:
-    """What rounding of the features may put into an eigenvalue of phi'phi; see the top of this file."""
-    return float(sums[-1, 1 : len(sums) - 1].sum().clamp_min(0))
+def _noise(sums: Tensor) -> Tensor:
+    """N at the top of this file: (k,)."""
+    return sums[-1, 1 : len(sums) - 1].clamp_min(0)
+
+
+def _spectrum(gram: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Eigenvalues and vectors of a Gram matrix, upper triangle, and which of them are above rounding."""
+    precise = (gram.diagonal() > noise).to(gram)
+    values, vectors = torch.linalg.eigh(gram * precise * precise[:, None], UPLO="U")
+    return values, vectors, values > vectors.square().T @ noise
 
 
 def _rounding(dtype: torch.dtype) -> float:

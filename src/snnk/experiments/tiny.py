@@ -127,10 +127,11 @@ def images(config: Any, quick: Any, source: Source, default: str = VIT) -> Itera
 
 
 def _check_model(model: str) -> None:
-    """Refuse what is no model, and one with code of its own, before any run."""
+    """Refuse a folder that holds no model, or one with code of its own, before any run."""
     from snnk.hf.folders import find_folder, find_transformer
 
-    find_transformer(find_folder(model))
+    if Path(model).exists():  # a name of the hub is downloaded by the first run, which checks it
+        find_transformer(find_folder(model))
 
 
 def _require() -> None:

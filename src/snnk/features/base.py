@@ -169,7 +169,9 @@ def _refuse_outliers(x: Tensor) -> None:
     away = (x - x.median(0).values) / x.abs().max().clamp_min(1e-300)  # squares of 1e200 would overflow
     distances = away.square().sum(1)
     rows = distances.topk(max(len(x) // 100, 1)).indices
-    if len(x) >= FEW_ROWS and float(distances[rows].sum()) > 0.9 * float(distances.sum()):
+    usual = distances[distances > 0].median() if bool(distances.any()) else distances[0]  # rare flags are no outliers
+    far = float(distances[rows[0]]) > 100 * float(usual)
+    if far and len(x) >= FEW_ROWS and float(distances[rows].sum()) > 0.9 * float(distances.sum()):
         row, column = int(rows[0]), int(away[rows[0]].abs().argmax())
         raise ValueError(
             f"calibration inputs have outliers: row {row}, column {column} is {float(x[row, column]):.3g}, and "

@@ -15,7 +15,7 @@ from typing import Any
 # around the patterns of the other fields.
 REPEATS = {"target_modules": 3, "exclude_modules": 3, "feedforward_modules": 3, "layers_pattern": 2}
 KEYS = {"feature_pattern": 2, "rank_pattern": 2, "alpha_pattern": 2}
-OPTIONAL = 4  # optional parts, each of which doubles the ways
+WAYS = 128  # in which the alternatives of groups, and optional parts, can be combined
 LONGEST = 10_000
 
 
@@ -63,4 +63,17 @@ def is_quick(pattern: str, repeats: int) -> bool:
     known = len(pattern) <= LONGEST and re.fullmatch(r"[\w.:|()*+?^$-]*", plain)
     if not known or re.search(r"\)[*+]|[*+?][*+]|\(\?", plain):
         return False
-    return len(re.findall(r"[*+]", plain)) <= repeats and plain.count("?") <= OPTIONAL
+    return len(re.findall(r"[*+]", plain)) <= repeats and _ways(plain) <= WAYS
+
+
+def _ways(plain: str) -> int:
+    """Combinations of the alternatives inside groups, and of optional parts; a match may try them all."""
+    ways, groups = 2 ** min(plain.count("?"), 20), list[int]()
+    for character in plain:
+        if character == "(":
+            groups.append(1)
+        elif groups and character == "|":
+            groups[-1] += 1
+        elif groups and character == ")":
+            ways = min(ways * groups.pop(), 2**20)
+    return ways
