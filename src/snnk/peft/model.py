@@ -189,8 +189,6 @@ class SNNKModel(BaseTuner):
             layer.update_layer(adapter_name, adapter)
         else:
             layer = AdaptedLinear(target, adapter_name, adapter)
-            if adapter_name not in self.active_adapters:
-                layer.requires_grad_(False)
             self._replace_module(parent, target_name, layer, target)
         if self._unfilled:
             layer.unfilled.add(adapter_name)
