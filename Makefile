@@ -70,4 +70,4 @@ $(READY): pyproject.toml constraints.txt requirements.lock
 	@touch $(READY)
 
 clean:
-	rm -rf $(VENV) demo dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV)-lock demo dist .mypy_cache .ruff_cache .pytest_cache

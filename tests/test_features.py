@@ -646,7 +646,9 @@ def test_outliers_among_calibration_inputs_are_refused(kind, value, count):
 
 @pytest.mark.parametrize("kind", [URF, ProjectedURF])
 def test_inputs_of_one_size_are_no_outliers(kind):
-    for x in (torch.ones(50, 4), torch.eye(4).repeat(9, 1), torch.randn(11, 4), torch.randn(500, 4).exp()):
+    flags = torch.zeros(500, 4)
+    flags[:4] = 1  # rare, but no larger than others of their kind
+    for x in (torch.ones(50, 4), torch.eye(4).repeat(9, 1), torch.randn(11, 4), torch.randn(500, 4).exp(), flags):
         kind(4, 8, "sin", on_error="ignore").calibrate(x)
 
 

@@ -388,6 +388,7 @@ def test_a_slow_pattern_is_refused_from_a_file_and_taken_from_python(tmp_path):
         ("(a|b){9}", False),
         (".*.*.*.*x", False),
         ("a?" * 20 + "a" * 20, False),
+        ("(.|.)" * 25 + "Z|encoder.*", False),
         (r"(.)\1", False),
         ("(?=a)b", False),
         ("a++", False),

@@ -24,7 +24,7 @@ from snnk.hf.agreement import Outputs, probe
 from snnk.hf.counting import positions, stored
 from snnk.hf.data import Calibration, check_length, load_calibration
 from snnk.hf.folders import copy_others, find_folder, find_transformer, pooling_of
-from snnk.hf.strict import check_folder, in_head, refuse_keys, refuse_nan
+from snnk.hf.strict import check_folder, in_head, refuse_keys, refuse_nan, some
 
 KEEP = 0.25  # where neither a share nor a target is given
 SMALL = 0.1  # a tokenizer with this part of the model's vocabulary is not the model's
@@ -198,6 +198,10 @@ def load(folder: Path, say: Callable[[str], None], sentences: bool = False) -> t
     unread = {key for key in info["missing_keys"] if sentences and model.base_model is model and in_head(model, key)}
     refuse_keys(model, info["missing_keys"] - unread, info["unexpected_keys"], folder, None)
     refuse_nan(model, folder)
+    if info["unexpected_keys"]:
+        say(
+            f"note: a {type(model).__name__} does without {some(sorted(info['unexpected_keys']))}, which the files have"
+        )
     if unread:
         say(f"note: the files have no {', '.join(sorted(unread))}; sentence vectors do without, these are zeros")
         for key in unread:

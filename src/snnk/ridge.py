@@ -178,8 +178,8 @@ class RidgeStats:
             directions below 5e-7 of the largest eigenvalue are left out, and residuals below 1e-6 of yy are noise.
         device: of the sums.
 
-    `note` is a text of yours that goes into the file with the sums, for example which rows they cover. Of two that are
-    merged it stays if both have the same, and else is emptied: it would speak of the rows of one.
+    `note` is a text of yours that goes into the file with the sums, for example which rows they cover. Merging keeps
+    the note if both have the same one, and empties it otherwise, because it would describe the rows of one only.
 
     Example:
         >>> phi, y = torch.eye(4), torch.arange(4.0)
@@ -206,7 +206,7 @@ class RidgeStats:
         shape, device = (max(folds, 1), 2 + m, 1 + m + t), torch.empty(0, device=device).device  # a bad one raises here
         try:
             self.sums = torch.zeros(shape, dtype=F64, device=device)
-        except RuntimeError as error:  # torch's word for it
+        except RuntimeError as error:  # what torch raises where there is no memory
             size = f"{math.prod(shape) * F64.itemsize / 1e9:,.0f} GB"
             raise MemoryError(
                 f"sums of {m} features need {size}, more than is available; use fewer features"

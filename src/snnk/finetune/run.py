@@ -437,7 +437,7 @@ def _bits(model: Any) -> list[int]:
 
 
 def _key(config: FinetuneConfig, method: Method, inputs: Inputs, loaded: list[int]) -> str:
-    """Of what decides about the weights: options, the model's own weights, labels, and the rows: tokens or images."""
+    """Hash of all that decides the weights: options, the model's own weights, labels and rows (tokens or images)."""
     told = {**asdict(replace(config, resume=False, out="")), "summary": method.summary, "loaded": loaded}
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
     for data in (inputs.train, inputs.validation):

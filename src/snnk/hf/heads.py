@@ -194,7 +194,7 @@ def inputs_of(model: Any, layer: nn.Module, batches: Iterable[Mapping[str, Any]]
 
 
 def _rows(model: Any, layer: nn.Module, batches: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Features (n, d) in float32 and labels (n,) or (n, k) on the CPU, without those to be ignored."""
+    """Features (n, d) in the model's dtype and labels (n,) or (n, k) on the CPU, without those to be ignored."""
     for batch, h, outputs in inputs_of(model, layer, _labelled(batches)):
         labels, h = torch.as_tensor(batch["labels"]).cpu(), h.cpu()
         if h.ndim == 3 and labels.shape[:2] != h.shape[:2]:
