@@ -109,7 +109,7 @@ def test_card(stored):
     assert "96 unlabelled texts (a.csv, column body)" in body and f"cosine {stored['agreement']['cosine']:.4f}" in body
     assert "&" not in model_card({**stored, "base_model": "x", "compared": "y"})
     assert "SentenceTransformer(" in model_card({**stored, "sentence_transformers": True})
-    assert "Compared: &lt;means&gt;." in body
+    assert "Compared: &lt;means>." in body
 
 
 def test_names_from_elsewhere_are_escaped(stored):
