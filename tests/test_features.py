@@ -370,7 +370,7 @@ def test_calibrate_takes_any_part():
 
 @pytest.mark.parametrize("cls", [URF, ProjectedURF])
 def test_typical_norms_are_root_mean_squares(cls):
-    """Of the distances of inputs to their mean, and of weights: the error is the mean over them of squares."""
+    """The predicted error is a mean of squares, over the distances of inputs to their mean and over weights."""
     x, w = torch.tensor([[3.0, 1], [3, -1], [-3, 5], [-3, -5]]), torch.tensor([[0.1, 0.0], [0.0, 0.7]])
     summary = cls(2, 64, "tanh", on_error="ignore", **F64).calibrate(x + 10, w).summary
     assert summary[:2].tolist() == pytest.approx([22**0.5, 0.5])

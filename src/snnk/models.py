@@ -272,6 +272,6 @@ def _mismatch(path: Path, names: list[str]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """What is written for a prediction; see `write_predictions`."""
+    """The cell of a CSV file for a prediction; see `write_predictions`."""
     formula = isinstance(value, str) and FORMULA.match(value) and not NUMBER.fullmatch(value)
     return f"'{value}" if formula else value

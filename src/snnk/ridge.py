@@ -16,8 +16,7 @@ Rounding is relative to a feature, not to its spread, so that the errors of feat
 
     N_j = r^2 sum_i w_i phi_ij^2,    about 0,
 
-and along v that of v' diag(N) v, as errors of different features are independent.
-Two floors follow:
+and those along v have v' diag(N) v, as errors of different features are independent. Two floors follow:
 
 1. The spectrum. If v' S v <= v' diag(N) v, the features vary along v no more than rounding makes them vary, and their
    share of y may be the processor's. This is asked of every feature alone, and of every eigenvector of S over the
@@ -485,10 +484,9 @@ class RidgeStats:
             stats.shift, stats.sums = (file.get_tensor(name) for name in names)
         if not bool(stats.sums.isfinite().all()):
             raise ValueError(f"{path} holds NaN or infinite sums; make the statistics again")
-        if not bool(
-            stats.sums[:, -1, 1 : 1 + m].any()
-        ):  # version 0.1 did not note the precision; it is float32 or better
-            stats.sums[:, -1, 1 : 1 + m] = stats._squares() * _rounding(torch.float32) ** 2
+        noted = stats.sums[:, -1, 1 : 1 + m]
+        if not bool(noted.any()):  # the first files of version 0.1 had no precision: it is float32 or better
+            noted.copy_(stats._squares() * _rounding(torch.float32) ** 2)
         stats.note = metadata.get("note", "")
         return stats
 

@@ -112,7 +112,7 @@ def test_an_adapter_that_is_a_pickle_is_refused(bert, texts):
 
 
 def test_names_of_files_stay_in_the_folder(bert):
-    """Of modules, of the parts of a model, and of a vocabulary, which a tuned model's tokenizer would write out."""
+    """Modules, parts of a model, and a vocabulary, which a tuned model's tokenizer would write out, are such files."""
     elsewhere = bert.parent / "secret.txt"
     elsewhere.write_text("secret")
     for name, value in {

@@ -336,7 +336,7 @@ def _shapes_of(model: nn.Module, endings: list[str]) -> Shapes:
 
 
 def _without_embeddings(model: Any, shapes: Shapes) -> Shapes:
-    """What is left without embeddings, which PEFT writes beside an adapter if their number was changed."""
+    """The shapes without those of embeddings, which PEFT writes beside an adapter if their number was changed."""
     layers: list[Any] = []
     for name in ("get_input_embeddings", "get_output_embeddings"):
         with suppress(NotImplementedError):
