@@ -203,6 +203,24 @@ def test_a_number_too_far_away_is_named_before_any_row_is_counted(dtype, value):
     assert np.isfinite(relu.transform(large)).all()
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_numbers_that_dwarf_all_others_are_named(count):
+    """One of 1e30 made the others of its column equal, and the score 0, without a word."""
+    X, y = data()
+    far, large = X.copy(), y.copy()
+    far[40 : 40 + count, 1], large[7 : 7 + count] = -1e30, 1e9
+    with pytest.raises(ValueError, match=rf"X has {count} of 400 numbers in column 1 .* up to -1e\+30 in row 40"):
+        SNNKRegressor(16).fit(far, y)
+    with pytest.raises(ValueError, match=rf"y has {count} of 400 numbers in column 0 .* up to 1e\+09 in row 7"):
+        SNNKRegressor(16).fit(X, large)
+    flag = np.c_[X, np.arange(400) < count]  # the size of a rare flag does not matter
+    plain = SNNKRegressor(64, random_state=0).fit(flag, y).predict(flag)
+    flag[:, -1] *= 2.0**100
+    np.testing.assert_array_equal(SNNKRegressor(64, random_state=0).fit(flag, y).predict(flag), plain)
+    for power in (3, 10):  # tails are no outliers: there are values of every size
+        SNNKFeatures(16).fit(np.random.default_rng(0).pareto(1, (4000, 2)) ** power)
+
+
 def test_a_constant_of_any_size_takes_nothing_from_the_others():
     X, y = data()
     expected = SNNKRegressor(64, random_state=0).fit(np.c_[X, np.zeros(400)], y).score(np.c_[X, np.zeros(400)], y)

@@ -33,7 +33,7 @@ from snnk import _checks
 from snnk.features import FeatureMap
 from snnk.models import MAPS, ROWS
 from snnk.ridge import LinearSolution, RidgeStats
-from snnk.tables import CONSTANT, SMALLEST, constant_scale, plain_unit, standardised
+from snnk.tables import CONSTANT, SMALLEST, constant_scale, count_outliers, plain_unit, size_counts, standardised
 
 Array = np.ndarray[Any, np.dtype[Any]]
 UNITS = 2.0**60  # of the first batch that a number of a later one may have: products with features stay in float32
@@ -72,6 +72,7 @@ class _Features(BaseEstimator):  # type: ignore[misc]
         self.map_ = make(d, even, self.bandwidth, d**0.5, seed).to(getattr(torch, X.dtype.name))
         self.mean_, self.scale_ = np.zeros(d), np.ones(d)
         if self.standardize:
+            _refuse_outliers(X, "X")
             exponent = np.frexp(np.maximum(np.abs(X).max(0).astype(np.float64), SMALLEST))[1]
             scaled = np.ldexp(X.astype(np.float64), -exponent)
             mean = np.average(scaled, axis=0, weights=weight)
@@ -97,6 +98,19 @@ class _Features(BaseEstimator):  # type: ignore[misc]
     def _phi(self, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             return self.map_.phi(x)[:, : self.n_components]
+
+
+def _refuse_outliers(values: Array, name: str) -> None:
+    """Refuse rows (n, d) with a column in which a few values are so large that the others count for nothing."""
+    for column, found in enumerate(values.T):
+        outliers = count_outliers(size_counts(found))
+        if outliers:
+            row = int(np.abs(found).argmax())
+            raise ValueError(
+                f"{name} has {outliers} of {len(values)} numbers in column {column} that are over a million times as "
+                f"large as all others, up to {found[row]:g} in row {row}; the others would count for nothing. "
+                "Correct them, or leave these rows out"
+            )
 
 
 class SNNKFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Features):  # type: ignore[misc]
@@ -186,6 +200,7 @@ class _Closed(_Features):
 
     def _add(self, X: Array, y: Array, weight: Array | None, first: bool) -> None:
         self._checked_alpha()  # before any row is counted
+        _refuse_outliers(y, "y")
         if first:
             block = torch.float32 if X.dtype == np.float32 else torch.float64  # rounded to the digits that X has
             n = _checks.positive_int(self.n_components, "n_components")

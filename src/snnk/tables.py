@@ -51,6 +51,9 @@ REACH = 2.0**24  # standard deviations: further from its mean, an angle in float
 WHOLE = 2**53  # above it float64 has whole numbers only, and not each of them
 CONSTANT = 1e-12  # a standard deviation below this part of the mean is rounding
 LARGEST, SMALLEST = sys.float_info.max, math.ulp(0.0)
+EXPONENTS = 1100  # of float64 lie within plus and minus this
+OUTLIER_BITS = 20  # by which outliers are larger than all other values
+FEW_VALUES = 10  # of fewer, none is an outlier
 PLAIN_UNITS = (2.0**-60, 2.0**60)  # deviations of a target whose products with features are safe in float32
 
 
@@ -273,6 +276,24 @@ def standardised(values: Array, mean: Any, scale: Any) -> Array:
 def constant_scale(mean: Any) -> Any:
     """A scale for a column of one value but for rounding, which stays small whatever the size of the value."""
     return np.ldexp(1.0, np.maximum(np.frexp(mean)[1] - 1, 0))
+
+
+def size_counts(values: Array) -> Array:
+    """How many values other than 0 have each binary exponent; counts of different rows add."""
+    return np.bincount(np.frexp(values[values != 0])[1] + EXPONENTS, minlength=2 * EXPONENTS)
+
+
+def count_outliers(counts: Array) -> int:
+    """Number of values that dwarf all others: at most a hundredth, or one, and a million times as large.
+
+    Mean and scale of a column would be theirs, and the differences among all other values would be lost in them.
+    """
+    sizes = np.flatnonzero(counts)
+    for i in np.flatnonzero(np.diff(sizes) > OUTLIER_BITS):
+        rest, above = int(counts[: sizes[i] + 1].sum()), int(counts[sizes[i] + 1 :].sum())
+        if rest >= FEW_VALUES and above <= max(rest // 99, 1):
+            return above
+    return 0
 
 
 def plain_unit(scale: Any) -> Any:
@@ -522,6 +543,8 @@ class _Moments:
     integral: bool = True
     coarse: bool = False  # whether a float is so large that its neighbours are further than 1 away
     bounds: tuple[Any, Any] | None = None  # least and largest integer or decimal, exactly
+    sizes: Array = field(default_factory=lambda: size_counts(np.zeros(0)))
+    largest: tuple[float, tuple[int, int, str]] | None = None  # minus the largest size, and where it first stands
 
     def add(self, data: pa.Array, name: str, place: tuple[int, int, str]) -> Array:
         """Add values whose first one stands at `place`; returns which are missing."""
@@ -533,7 +556,7 @@ class _Moments:
             bad = pc.is_null(text).to_numpy(zero_copy_only=False)
             self.values |= set(pc.unique(text.drop_null()).to_pylist())
         else:
-            bad = self._add_numbers(data, name, place[2])
+            bad = self._add_numbers(data, name, place)
         if bad.any() and not self.bad:
             self.where = (place[0], place[1] + int(bad.argmax()), place[2])
         self.bad += int(bad.sum())
@@ -541,16 +564,20 @@ class _Moments:
             raise ValueError(f"column {name!r} has more than {MOST_CATEGORIES} categories; leave it out with drop")
         return bad
 
-    def _add_numbers(self, data: pa.Array, name: str, label: str) -> Array:
+    def _add_numbers(self, data: pa.Array, name: str, place: tuple[int, int, str]) -> Array:
         import pyarrow.compute as pc
         import pyarrow.types as pt
 
+        number, start, label = place
         values = _numbers(data, name, label)
         bad = ~np.isfinite(values)
         good = values[~bad]
         if not len(good):
             return bad
-        top = float(np.abs(good).max())
+        row = int(np.where(bad, 0, np.abs(values)).argmax())
+        top = abs(float(values[row]))
+        self.sizes = self.sizes + size_counts(good)
+        self._note_largest((-top, (number, start + row, label)))
         exponent = math.frexp(top or SMALLEST)[1]
         scaled = np.ldexp(good, -exponent)
         mean = float(scaled.mean())
@@ -569,6 +596,9 @@ class _Moments:
             self.integral = all(text.lstrip("-").isdigit() for text in texts)  # of decimals, which float64 rounds
             self.values |= set(texts)
         return bad
+
+    def _note_largest(self, found: tuple[float, tuple[int, int, str]]) -> None:
+        self.largest = min(self.largest or found, found)
 
     def _widen(self, bounds: tuple[Any, Any]) -> None:
         old = self.bounds or bounds
@@ -590,6 +620,9 @@ class _Moments:
             self.combine(other.count, other.exponent, other.mean, other.squares)
         if other.bounds:
             self._widen(other.bounds)
+        if other.largest:
+            self._note_largest(other.largest)
+        self.sizes = self.sizes + other.sizes
         self.values |= other.values
         self.integral &= other.integral
         self.coarse |= other.coarse
@@ -598,6 +631,14 @@ class _Moments:
 
     def column(self, name: str) -> Column:
         """Mean and scale, rounded: the last bits of a sum, which depend on the order of the workers, are gone."""
+        outliers = count_outliers(self.sizes)
+        if outliers and self.largest:
+            size, (_, row, label) = self.largest
+            raise ValueError(
+                f"column {name!r} has {outliers} of {self.count} numbers that are over a million times as large as all "
+                f"others, up to {-size:g} in row {row} of {label}; the others would count for nothing. Correct them, "
+                "make them missing values, or leave the column or these rows out"
+            )
         spread = math.sqrt(self.squares / max(self.count, 1))
         if spread <= CONSTANT * abs(self.mean):
             if self.bounds and self.bounds[0] != self.bounds[1]:

@@ -160,6 +160,16 @@ CASES = {
     "the smallest targets": (parquet(x=X, y=SIGN * 5e-324), {"feature_map": "relu"}, regression(0.5)),
     "0 and the smallest number": (parquet(z=(X > 0) * 5e-324, x=X, y=Y), {}, RIGHT),
     "one number far from the others": (parquet(z=np.where(X < -1.99, 1e300, 0), x=X, y=Y), {}, RIGHT),
+    "one number that dwarfs the others": (
+        parquet(z=X, x=np.where(np.arange(ROWS) == 41, 1e30, X), y=Y),
+        {},
+        r"column 'x' has 1 of 60 numbers .* up to 1e\+30 in row 41 of t.parquet\[0\]",
+    ),
+    "one target that dwarfs the others": (
+        parquet(x=X, y=np.where(np.arange(ROWS) == 41, -1e9, Y)),
+        {},
+        r"column 'y' has 1 of 60 numbers .* up to 1e\+09 in row 41",
+    ),
     "a target of 1e300 beside 0": (parquet(x=X, y=np.where(X > 0, 1e300, 0.5)), {}, regression(0.9)),
     "integers that float64 cannot tell apart": (
         parquet(x=X, i=IDS, y=Y),
