@@ -14,9 +14,8 @@ demo: $(READY)
 # One process per core with one thread each: more threads than cores are far slower. The numerical part of the suite runs
 # again with the instructions of other processors, which round differently.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
-NUMERICAL := tests/test_ridge.py tests/test_atoms.py tests/test_features.py tests/test_contract.py tests/test_bundle.py \
-  tests/test_estimators.py tests/test_stream.py tests/test_hf_heads.py tests/test_hf_poolers.py tests/test_hf_compress.py \
-  tests/test_finetune.py tests/test_peft_lora.py tests/golden
+NUMERICAL := tests/maps tests/nn tests/ridge tests/tabular tests/test_sklearn.py tests/hf/classify tests/hf/compression \
+  tests/finetune/test_run.py tests/peft/test_lora.py tests/golden
 
 test: lint
 	$(PYTEST)

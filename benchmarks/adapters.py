@@ -27,7 +27,7 @@ from snnk.experiments import tiny
 from snnk.experiments.adapters import QUICK, Config, by_task, finals, measure, scores, waves
 from snnk.experiments.data import Source
 from snnk.experiments.records import Results, Row
-from snnk.finetune.loop import peak_memory
+from snnk.finetune.trainer import peak_memory
 
 
 def alone(key: Row, config: Config, files: dict[str, Any]) -> Row:

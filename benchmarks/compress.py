@@ -38,8 +38,8 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
 from snnk.experiments.records import Results
 from snnk.hf import compress_, find_ffns, plan, replace_
-from snnk.hf.architectures import observe
-from snnk.hf.counting import turns
+from snnk.hf.cost import turns
+from snnk.hf.record import observe
 
 TARGETS = {0.5: (86.7, 0.945), 0.25: (86.5, 0.885), 0.125: (85.9, 0.83)}  # Spearman and cosine, MiniLM, STS-B
 INPUTS = ("input_ids", "attention_mask")

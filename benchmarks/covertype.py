@@ -49,7 +49,7 @@ def contenders(m: int, chosen: dict[str, tuple[float, float]], width: int, seed:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    from snnk.estimators import SNNKClassifier
+    from snnk.sklearn import SNNKClassifier
 
     def sampled(kind: str, linear: Callable[[float], Any]) -> Callable[[], Any]:
         b, alpha = chosen[kind]

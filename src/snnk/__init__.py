@@ -1,23 +1,27 @@
-"""Scalable neural network kernels: f(Wx + b) as phi(x) . psi(W, b)."""
+"""Scalable neural network kernels: f(Wx + b) as phi(x) . psi(W, b).
 
-from snnk.activations import ACTIVATIONS, Activation, Spectrum
-from snnk.adapters import SNNKAdapter, fit_projections_
-from snnk.bounds import ErrorBound, error_bound
-from snnk.bundle import Bundled, BundleReport, bundle
-from snnk.features import (
-    FEATURE_MAPS,
-    URF,
-    ArcCosine,
-    Directions,
-    FeatureMap,
-    PowerSeries,
-    ProjectedURF,
-    Sampled,
-    UnreachableError,
-)
-from snnk.layers import SNNKLinear
-from snnk.projections import PROJECTIONS, Projection
-from snnk.ridge import RidgeSolution, RidgeStats
+The names below are imported when they are first used, so that `import snnk` and `snnk --help` do not load torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from snnk.maps import (
+        ACTIVATIONS,
+        FEATURE_MAPS,
+        PROJECTIONS,
+        URF,
+        ArcCosine,
+        FeatureMap,
+        PowerSeries,
+        ProjectedURF,
+        UnreachableError,
+    )
+    from snnk.nn import Bundled, SNNKAdapter, SNNKLinear, bundle, error_bound
+    from snnk.ridge import RidgeStats
 
 __version__ = "0.1.0"
 
@@ -26,25 +30,29 @@ __all__ = [
     "FEATURE_MAPS",
     "PROJECTIONS",
     "URF",
-    "Activation",
     "ArcCosine",
-    "BundleReport",
     "Bundled",
-    "Directions",
-    "ErrorBound",
     "FeatureMap",
     "PowerSeries",
     "ProjectedURF",
-    "Projection",
-    "RidgeSolution",
     "RidgeStats",
     "SNNKAdapter",
     "SNNKLinear",
-    "Sampled",
-    "Spectrum",
     "UnreachableError",
     "__version__",
     "bundle",
     "error_bound",
-    "fit_projections_",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for room in ("maps", "nn", "ridge"):
+            module = import_module(f"snnk.{room}")
+            if name in module.__all__:
+                return getattr(module, name)
+    raise AttributeError(f"module 'snnk' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

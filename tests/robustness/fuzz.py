@@ -141,7 +141,7 @@ def make_table(folder: Path, ending: str, rows: int = 60) -> None:
 
 
 def load_table(folder: Path, ending: str) -> Any:
-    from snnk.tables import Table, make_columns, plan_columns, scan
+    from snnk.tabular.tables import Table, make_columns, plan_columns, scan
 
     table = Table(folder / f"table.{ending}")
     columns = make_columns(scan(table, plan_columns(table, "y")), "y", missing="drop")
@@ -179,20 +179,20 @@ def load_bundle(folder: Path) -> Any:
 
 
 def fit_config() -> Any:
-    from snnk.models import FitConfig
+    from snnk.tabular.model import FitConfig
 
     return FitConfig("y", num_features=16, lam=0.1)
 
 
 def make_model(folder: Path) -> None:
-    from snnk import stream
+    from snnk.tabular import stream
 
     make_table(folder, "parquet")
     stream.fit(folder / "table.parquet", folder / "model", fit_config())
 
 
 def load_model(folder: Path) -> Any:
-    from snnk.models import TableModel
+    from snnk.tabular.model import TableModel
 
     model = TableModel.load(folder / "model")
     try:
@@ -203,7 +203,7 @@ def load_model(folder: Path) -> Any:
 
 def make_fit(folder: Path) -> None:
     """A checkpoint after the third block of four."""
-    from snnk import stream
+    from snnk.tabular import stream
 
     def stop(what: str, rows: int, total: int) -> None:
         if what == "fitting" and rows >= 45:
@@ -219,7 +219,7 @@ def make_fit(folder: Path) -> None:
 def load_fit(folder: Path) -> Any:
     from safetensors.torch import load_file
 
-    from snnk import stream
+    from snnk.tabular import stream
 
     report = stream.fit(folder / "table.parquet", folder / "out", fit_config())
     return {**load_file(folder / "out" / "model.safetensors"), "rows": report["rows"]}
@@ -253,14 +253,14 @@ def make_compressed(folder: Path, kind: str = "atoms", head: str = "BertModel") 
 
 
 def load_compressed(folder: Path) -> Any:
-    from snnk._cli_compress import load
+    from snnk.hf.compression.pipeline import load
 
     model, processor = load(folder, lambda line: None)
     return {**outputs(model, folder), "tokens": processor(["w1 w2 w39"])["input_ids"]}
 
 
 def load_audit(folder: Path) -> Any:
-    from snnk.hf.audit import audit
+    from snnk.hf.auditing import audit
 
     found = audit(folder).to_dict()
     if found["notes"]:  # the report shows files that do not fit the model: that is what it is for
@@ -597,9 +597,9 @@ def prepare() -> None:
     import pyarrow.dataset  # noqa: F401
     import transformers
 
-    import snnk._cli_compress
     import snnk.experiments.estimate
     import snnk.finetune
+    import snnk.hf.compression.pipeline
     import snnk.peft  # noqa: F401
 
     torch.set_num_threads(1)

@@ -99,10 +99,10 @@ def disturb(root, command):
 
 
 def compress(model, texts):
-    import snnk.hf.report
-    from snnk._cli_compress import Settings, compress_folder
+    import snnk.hf.compression.report
+    from snnk.hf.compression.pipeline import Settings, compress_folder
 
-    snnk.hf.report.SECONDS = 0.0
+    snnk.hf.compression.report.SECONDS = 0.0
     return lambda folder: compress_folder(str(model), texts, folder / "out", Settings(keep=0.5, refine=0))
 
 
@@ -122,7 +122,7 @@ def reproduce():
     from matplotlib.figure import Figure
 
     from snnk import experiments
-    from snnk._cli_reproduce import reproduce as run
+    from snnk.cli.reproduce import run_one as run
     from snnk.experiments import records
     from snnk.experiments.data import NO_DATA, Source
 
@@ -153,8 +153,8 @@ def reproduce():
 
 
 def main(root):
-    from test_finetune import TINY, make_rows, write
-    from test_hf_data import make_texts, make_tokenizer
+    from helpers.texts import make_texts, make_tokenizer
+    from helpers.tuning import TINY, make_rows, write
 
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()

@@ -15,6 +15,8 @@ from snnk.finetune import finetune, load
 from snnk.finetune.config import FinetuneConfig
 from snnk.hf.folders import refuse_unsafe
 
+from helpers.commands import commands
+
 ROOT = Path(__file__).parents[2]
 CODE = "from pathlib import Path\nPath({canary!r}).touch()\n"
 LOADERS = ("from_pretrained", "from_config")
@@ -47,18 +49,6 @@ HOSTILE = {
     "kernel of the hub": ("config.json", {"attn_implementation": "kernels-community/flash-attn"}),
     "adapter": ("adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "x", "auto_mapping": OWN}),
 }
-
-
-def commands(folder, texts):
-    out = str(folder.parent / "out")
-    train = str(texts.parent / "train.tsv")
-    return {
-        "audit": ["audit", str(folder)],
-        "audit against": ["audit", str(folder), "--original", str(folder), "--latency"],
-        "compress": ["compress", str(folder), "--calibration", str(texts), "--out", out],
-        "finetune": ["finetune", str(folder), "--train", train, "--out", out],
-        "reproduce": ["reproduce", "compression", "--quick", "--model", str(folder), "--out", out],
-    }
 
 
 @pytest.mark.parametrize("what", HOSTILE)
@@ -149,7 +139,7 @@ def test_weights_that_are_pickles_are_refused(bert, texts, capsys):
 
 
 def test_code_is_not_copied(bert, texts, monkeypatch):
-    monkeypatch.setattr("snnk.hf.report.SECONDS", 0.0)
+    monkeypatch.setattr("snnk.hf.compression.report.SECONDS", 0.0)
     plant(bert, bert.parent / "canary")
     (bert / "scaler.pkl").write_bytes(b"")
     (bert / "notes.txt").write_text("kept")

@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from snnk.models import TableModel
+from snnk.tabular.model import TableModel
 
 # One interpreter that imports everything and computes nothing, so that it has one thread, and forks a process per run.
 SERVER = """
 import os, signal, sys
 import pyarrow.parquet, pyarrow.compute, pyarrow.dataset, safetensors.torch, torch
-from snnk.models import FitConfig
-from snnk.stream import fit
+from snnk.tabular.model import FitConfig
+from snnk.tabular.stream import fit
 
 pyarrow.set_cpu_count(1)
 torch.set_num_threads(1)

@@ -5,11 +5,12 @@ import shutil
 import socket
 
 import pytest
-from test_code import commands
 
 from snnk.cli import main
 from snnk.hf.data import load_calibration
 from snnk.hf.folders import refuse_unsafe
+
+from helpers.commands import commands
 
 
 def make_pipe(path, secret):
@@ -100,7 +101,7 @@ def test_what_leads_out_of_the_folder_is_refused(kind, bert, texts, capsys):
 
 def test_a_snapshot_of_the_hub_links_to_its_own_blobs(bert, texts, monkeypatch):
     """And to no other's."""
-    monkeypatch.setattr("snnk.hf.report.SECONDS", 0.0)
+    monkeypatch.setattr("snnk.hf.compression.report.SECONDS", 0.0)
     cache = bert.parent / "hub" / "models--someone--bert"
     snapshot = cache / "snapshots" / "0123abcd"
     (cache / "blobs").mkdir(parents=True)
@@ -124,7 +125,7 @@ def test_a_snapshot_of_the_hub_links_to_its_own_blobs(bert, texts, monkeypatch):
 
 
 def test_links_inside_the_folder_stay(bert, monkeypatch, texts):
-    monkeypatch.setattr("snnk.hf.report.SECONDS", 0.0)
+    monkeypatch.setattr("snnk.hf.compression.report.SECONDS", 0.0)
     (bert / "weights").mkdir()
     (bert / "model.safetensors").rename(bert / "weights" / "first.safetensors")
     (bert / "model.safetensors").symlink_to("weights/first.safetensors")

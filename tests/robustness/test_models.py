@@ -16,19 +16,20 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from test_finetune import TINY, make_config, make_rows, write
-from test_hf_architectures import replaced
-from test_hf_data import make_texts, make_tokenizer
-
-from snnk import URF, _cli_compress
-from snnk.bundle import Bundled
+from snnk import URF
 from snnk.cli import main
 from snnk.experiments.page import write_page
 from snnk.experiments.records import Results
 from snnk.finetune import finetune, load
 from snnk.finetune.checkpoint import read_checkpoint, write_checkpoint
 from snnk.hf import Plan, plan
-from snnk.hf.audit import audit
+from snnk.hf.auditing import audit
+from snnk.hf.compression import pipeline
+from snnk.nn.bundling import Bundled
+
+from helpers.architectures import replaced
+from helpers.texts import make_texts, make_tokenizer
+from helpers.tuning import TINY, make_config, make_rows, write
 
 SAVED = ("history", "best", "steps", "seconds", "step_seconds", "stopped_early", "loss_sum")
 FACTS = {"key": "k", "history": [{"loss": 1.0}], "best": 0, "steps": 3, "seconds": 1.0, "step_seconds": 1.0}
@@ -86,7 +87,7 @@ LOADERS = {
     "tuned": load,
     "adapter": load,
     "lora": load,
-    "original": lambda folder: _cli_compress.load(folder, lambda text: None),
+    "original": lambda folder: pipeline.load(folder, lambda text: None),
     "audit": audit,
     "bundle": lambda folder: Bundled.load(folder / "bundle.safetensors"),
     "plan": read_plan,
@@ -329,7 +330,7 @@ def test_originals_may_have_parts_that_a_class_does_without(tmp_path):
     make_tokenizer().save_pretrained(tmp_path)
     damage(tmp_path / "config.json", put("architectures", to=["BertForMaskedLM"]))
     said = []
-    assert type(_cli_compress.load(tmp_path, said.append)[0]).__name__ == "BertForMaskedLM"
+    assert type(pipeline.load(tmp_path, said.append)[0]).__name__ == "BertForMaskedLM"
     assert len(said) == 1 and "does without bert.pooler.dense.bias" in said[0]
 
 
@@ -339,9 +340,9 @@ def test_a_pooler_that_sentence_transformers_never_reads(tmp_path):
     model.save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"lacks pooler\.dense\.bias, pooler\.dense\.weight"):
-        _cli_compress.load(tmp_path, lambda text: None)
+        pipeline.load(tmp_path, lambda text: None)
     said = []
-    loaded, _ = _cli_compress.load(tmp_path, said.append, sentences=True)
+    loaded, _ = pipeline.load(tmp_path, said.append, sentences=True)
     assert len(said) == 1 and "these are zeros" in said[0] and not loaded.pooler.dense.weight.any()
 
 

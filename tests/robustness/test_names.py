@@ -92,7 +92,7 @@ def test_fit_and_predict(run, tmp_path):
 
 
 def test_compress_and_audit(run, bert, texts, monkeypatch):
-    monkeypatch.setattr("snnk.hf.report.SECONDS", 0.0)
+    monkeypatch.setattr("snnk.hf.compression.report.SECONDS", 0.0)
     name = NAME.replace("/", ":")
     folder = shutil.copytree(bert, bert.parent / name)
     card = f"---\nlicense: mit\nlicense: {NAME}\nlanguage: en\npipeline_tag: '{NAME}'\n---\n# old"

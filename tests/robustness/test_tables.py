@@ -10,8 +10,8 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from snnk.models import FitConfig, TableModel
-from snnk.stream import fit
+from snnk.tabular.model import FitConfig, TableModel
+from snnk.tabular.stream import fit
 
 ROWS = 60
 X = np.linspace(-2, 2, ROWS)

@@ -68,7 +68,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
     """One row for each model."""
     try:
         from snnk.hf import bundle_, replace_ffn_
-        from snnk.hf.counting import multiply_adds
+        from snnk.hf.cost import multiply_adds
     except ImportError as error:
         raise ImportError(f"this experiment needs {error.name}: pip install 'snnk[hf]'") from None
     for name in config.models:
@@ -100,7 +100,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
 @torch.no_grad()
 def _seconds(models: list[Any], inputs: dict[str, Any], config: Config) -> list[list[float]]:
     """Processor time of each model in each turn."""
-    from snnk.hf.counting import turns
+    from snnk.hf.cost import turns
 
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)

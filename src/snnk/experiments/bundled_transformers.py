@@ -76,7 +76,7 @@ def _build(name: str, config: Config) -> tuple[Any, dict[str, Any]]:
 
 def _numbers(model: Any) -> int:
     """What a state dict stores, the fixed projection of a feature map included."""
-    from snnk.hf.counting import stored
+    from snnk.hf.cost import stored
 
     return sum(tensor.numel() for tensor in stored(model).values())
 
@@ -97,7 +97,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
     """One row for each model, form and k."""
     try:
         from snnk.hf import find_ffns, replace_, replace_ffn_
-        from snnk.hf.counting import multiply_adds
+        from snnk.hf.cost import multiply_adds
     except ImportError as error:
         raise ImportError(f"this experiment needs {error.name}: pip install 'snnk[hf]'") from None
     for name in config.models:

@@ -107,7 +107,7 @@ def vectors(model: Any, batches: list[dict[str, Tensor]]) -> Tensor:
 def measure(model: Any, original: Tensor, task: Task) -> Row:
     """Quality and size; `original` are the vectors of the model as it was."""
     from snnk.finetune.scores import spearman
-    from snnk.hf.counting import stored
+    from snnk.hf.cost import stored
 
     found = vectors(model, task.pairs)
     tensors = stored(model).values()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from snnk.experiments.records import Results, Row
-from snnk.features import URF, FeatureMap, ProjectedURF
+from snnk.maps import URF, FeatureMap, ProjectedURF
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from snnk.experiments.data import NOWHERE, Source
 from snnk.experiments.estimate import sphere
 from snnk.experiments.records import Results, Row, claim
-from snnk.features import URF, FeatureMap, ProjectedURF
+from snnk.maps import URF, FeatureMap, ProjectedURF
 
 FIGURE = "beyond the paper: estimators at equal size"
 NEEDS = "nothing"

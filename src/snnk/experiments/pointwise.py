@@ -16,7 +16,7 @@ import torch
 
 from snnk.experiments.data import NOWHERE, Source
 from snnk.experiments.records import Results, Row, claim
-from snnk.features import URF, ArcCosine, FeatureMap
+from snnk.maps import URF, ArcCosine, FeatureMap
 
 FIGURE = "figure 2 (g, h)"
 NEEDS = "nothing"

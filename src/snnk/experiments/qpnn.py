@@ -35,9 +35,9 @@ from torch import Generator, Tensor, nn
 from snnk import _checks
 from snnk.experiments.records import Results, Row
 from snnk.experiments.training import Neurons, against, grid, judged, means, uniform
-from snnk.features import URF
-from snnk.layers import SNNKLinear
-from snnk.projections import PROJECTIONS, make_generator
+from snnk.maps import URF
+from snnk.maps.projections import PROJECTIONS, make_generator
+from snnk.nn.linear import SNNKLinear
 
 FIGURE = "figure 3, QPNN"
 NEEDS = "nothing"

@@ -14,8 +14,8 @@ from torch import Generator, Tensor, nn
 
 from snnk.experiments.data import Split
 from snnk.experiments.records import Row, claim
-from snnk.features import Directions
-from snnk.layers import SNNKLinear
+from snnk.maps import Directions
+from snnk.nn.linear import SNNKLinear
 
 
 def uniform(*shape: int, bound: float, generator: Generator) -> Tensor:

@@ -30,7 +30,7 @@ def tuned(files: Mapping[str, Any], variant: Any = None, **options: Any) -> Any 
         **options: the rest of FinetuneConfig.
     """
     from snnk.finetune import FinetuneConfig, finetune
-    from snnk.finetune.loop import Diverged
+    from snnk.finetune.trainer import Diverged
 
     with TemporaryDirectory() as folder:
         try:

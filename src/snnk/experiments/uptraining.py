@@ -67,7 +67,7 @@ def uptrained(
         inputs: of the model, for which multiply-adds are counted.
         **options: the rest of FinetuneConfig.
     """
-    from snnk.hf.counting import multiply_adds, stored
+    from snnk.hf.cost import multiply_adds, stored
 
     way: Row = {"method": "full"}
     if k:

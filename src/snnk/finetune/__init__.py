@@ -6,12 +6,12 @@
 from snnk.finetune.config import FinetuneConfig
 from snnk.finetune.data import Data, encode_images, encode_texts
 from snnk.finetune.files import GLUE
-from snnk.finetune.loop import Trained, evaluate, train
 from snnk.finetune.methods import METHODS, Method, Setup
 from snnk.finetune.pooling import MeanPooled, mean_pooling_
 from snnk.finetune.run import FinetuneResult, finetune, load
 from snnk.finetune.scores import METRICS, score
 from snnk.finetune.settings import Settings
+from snnk.finetune.trainer import Trained, evaluate, train
 
 __all__ = [
     "GLUE",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from snnk._text import code, markdown, printable
-from snnk.hf.report import front_matter
+from snnk.hf.compression.report import front_matter
 
 MOST = 20  # names of classes that are listed
 # run in the model's parent folder, under the name "this folder"

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import AutoModel
 
 from snnk import hf
-from snnk.adapters import fit_projections_
 from snnk.finetune.pooling import Pooler as MeanPooler
 from snnk.hf.architectures import kind_of
+from snnk.peft.directions import fit_directions_
 
 # query and value (and key) projections of attention, where PEFT has no row for the architecture
 ATTENTION = (("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("q_lin", "k_lin", "v_lin"), ("q", "k", "v"))
@@ -169,7 +169,7 @@ def snnk_adapter(*, fit: bool = False, **options: Any) -> Callable[[Any, Setup],
             known = ", ".join(hf.ARCHITECTURES)
             raise ValueError(f"adapters have places in {known}; got a {kind!r} model: use lora, bitfit or full there")
         found = _peft(model, SNNKConfig(num_features=setup.features, projection_seed=setup.seed, **options), setup)
-        return fit_projections_(found, setup.batches()) if fit else found
+        return fit_directions_(found, setup.batches()) if fit else found
 
     return wrap
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
-from snnk.hf.blocks import Pass
+from snnk.hf.replace import Pass
 
 POOLING = ("model", "mean")
 

@@ -31,12 +31,12 @@ from snnk.finetune.card import model_card
 from snnk.finetune.config import FinetuneConfig
 from snnk.finetune.data import Data, Labels
 from snnk.finetune.inputs import OFFSET, Inputs, is_images, read
-from snnk.finetune.loop import Progress, Trained, evaluate, peak_memory, train
 from snnk.finetune.methods import METHODS, Method, Setup, nothing
 from snnk.finetune.pooling import POOLING, MeanPooled
+from snnk.finetune.trainer import Progress, Trained, evaluate, peak_memory, train
 from snnk.hf.data import check_length, pad_id
 from snnk.hf.folders import find_folder, find_transformer, refuse_unsafe
-from snnk.hf.strict import check_folder, in_head, refuse_keys, refuse_nan, some
+from snnk.hf.models import check_folder, in_head, refuse_keys, refuse_nan, some
 
 FORMAT = "snnk.Finetune/1"
 LARGE = 50_000  # rows from which the paper's settings for large data sets hold

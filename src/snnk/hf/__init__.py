@@ -3,14 +3,9 @@
 `import snnk.hf` once, and AutoModel.from_pretrained(folder) loads a compressed model as any other.
 """
 
-from snnk.hf.architectures import ARCHITECTURES, FFN, Architecture, Observation, find_ffns, observe
-from snnk.hf.blocks import KINDS, Replacement, SNNKQuantizationConfig, replace_
-from snnk.hf.compress import BlockReport, Report, compress_
-from snnk.hf.heads import HeadFit, start_classifier_
-from snnk.hf.io import register
-from snnk.hf.plan import BlockPlan, Plan, plan
-from snnk.hf.pooler_sites import POOLERS, Pooler, find_pooler
-from snnk.hf.poolers import (
+from snnk.hf.architectures import ARCHITECTURES, FFN, Architecture, find_ffns
+from snnk.hf.classify.heads import HeadFit, start_classifier_
+from snnk.hf.classify.poolers import (
     HeadReport,
     bundled_head_,
     fit_head_,
@@ -18,7 +13,13 @@ from snnk.hf.poolers import (
     merge_pooler_,
     replace_pooler_,
 )
-from snnk.hf.uptrain import bundle_, replace_ffn_
+from snnk.hf.classify.sites import POOLERS, Pooler, find_pooler
+from snnk.hf.compression.ffn import BlockReport, Report, compress_
+from snnk.hf.compression.paper import bundle_, replace_ffn_
+from snnk.hf.compression.planning import BlockPlan, Plan, plan
+from snnk.hf.quantizer import register
+from snnk.hf.record import Observation, observe
+from snnk.hf.replace import KINDS, Replacement, SNNKQuantizationConfig, replace_
 
 register()
 

@@ -8,16 +8,13 @@ the same for every head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
-
-from snnk.adapters import unchunked
 
 
 @dataclass(frozen=True)
@@ -238,64 +235,6 @@ def find_ffns(model: Any) -> list[FFN]:
         if missing:
             raise ValueError(f"{ffn.name} of {type(model).__name__} has no {', '.join(missing)}, as {kind!r} models do")
     return ffns
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What one block saw in a forward pass: `inputs` (*, in), `outputs` and `sum` (*, out), * being (batch, tokens)."""
-
-    inputs: Tensor
-    outputs: Tensor
-    sum: Tensor
-    scale: Tensor | None = None
-
-    @property
-    def residual(self) -> Tensor:
-        """What the block's output is added to, (*, out)."""
-        return self.sum - (self.outputs if self.scale is None else self.outputs * self.scale)
-
-
-@contextmanager
-def observe(ffns: Iterable[FFN], callback: Callable[[FFN, Observation], None]) -> Iterator[None]:
-    """Call back with each block's input, output and residual sum, in every forward pass inside the `with`.
-
-    The layers must be in eval mode: dropout would stand between output and sum. Blocks that are replaced inside the
-    `with` are not seen; leave it first.
-
-    Example:
-        >>> import torch
-        >>> from transformers import BertConfig, BertModel
-        >>> model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9))
-        >>> with observe(find_ffns(model.eval()), lambda ffn, seen: print(ffn.name, seen.residual.shape)):
-        ...     _ = model(torch.zeros(2, 5, dtype=torch.long))
-        encoder.layer.0 torch.Size([2, 5, 8])
-    """
-    with ExitStack() as stack:
-        for ffn in ffns:
-            if ffn.block.training:
-                raise ValueError(f"{ffn.name} is in training mode, with dropout behind the block; call model.eval()")
-            stack.enter_context(unchunked(ffn.block))
-            for handle in _hooks(ffn, callback):
-                stack.callback(handle.remove)
-        yield
-
-
-def _hooks(ffn: FFN, callback: Callable[[FFN, Observation], None]) -> list[Any]:
-    seen: dict[str, Tensor] = {}
-
-    def finish(total: Tensor) -> None:
-        lead = total.shape[:-1]  # OPT runs its blocks on (batch * tokens, d)
-        x, y = (seen.pop(key).detach().reshape(*lead, -1) for key in ("inputs", "outputs"))
-        callback(ffn, Observation(x, y, total.detach(), None if ffn.scale is None else ffn.scale.detach()))
-
-    up, down, norm = ffn.slot("up"), ffn.slot("down"), ffn.norm
-    return [
-        up.register_forward_pre_hook(lambda _, args: seen.update(inputs=args[0])),
-        down.register_forward_hook(lambda _, args, out: seen.update(outputs=out)),
-        norm.register_forward_pre_hook(lambda _, args: finish(args[0]))
-        if norm is not None
-        else ffn.block.register_forward_hook(lambda _, args, out: finish(out[0] if isinstance(out, tuple) else out)),
-    ]
 
 
 def weight_of(layer: Any) -> Tensor:

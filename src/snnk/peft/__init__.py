@@ -9,8 +9,9 @@ from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from peft.utils import PeftType, register_peft_method
 
 from snnk.peft.config import PEFT_TYPE, SNNKConfig
-from snnk.peft.convert import LoraConversion, LoraSite, to_lora
+from snnk.peft.directions import fit_directions_
 from snnk.peft.layer import AdaptedLinear
+from snnk.peft.lora import LoraConversion, LoraSite, to_lora
 from snnk.peft.model import SNNKModel
 
 
@@ -32,4 +33,13 @@ def register() -> None:
 
 register()
 
-__all__ = ["AdaptedLinear", "LoraConversion", "LoraSite", "SNNKConfig", "SNNKModel", "register", "to_lora"]
+__all__ = [
+    "AdaptedLinear",
+    "LoraConversion",
+    "LoraSite",
+    "SNNKConfig",
+    "SNNKModel",
+    "fit_directions_",
+    "register",
+    "to_lora",
+]

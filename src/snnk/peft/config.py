@@ -19,11 +19,11 @@ from peft.utils.other import get_pattern_key
 from torch import Tensor
 
 from snnk import _checks
-from snnk.activations import ACTIVATIONS
-from snnk.adapters import SNNKAdapter
-from snnk.features import FEATURE_MAPS, Directions, FeatureMap
+from snnk.maps import FEATURE_MAPS, Directions, FeatureMap
+from snnk.maps.activations import ACTIVATIONS
+from snnk.maps.projections import PROJECTIONS
+from snnk.nn.adapter import SNNKAdapter
 from snnk.peft.patterns import check_patterns
-from snnk.projections import PROJECTIONS
 
 # peft_type in a file: PEFT answers an unknown one with a KeyError of this text. Files of version 0.1 have "SNNK"
 PEFT_TYPE = "SNNK: run 'import snnk.peft' before (pip install snnk[peft])"
@@ -44,7 +44,7 @@ class SNNKConfig(PeftConfig):
         num_features: number m of features of an adapter; it trains dim * m + dim numbers.
         feature_map: a name in FEATURE_MAPS; with "pca" and "gradient" the name of an activation. Random features of
             activations other than relu are sines and cosines whatever the name, as A is trained and not made from f.
-        projection: "random"; or "pca" or "gradient", directions that `snnk.adapters.fit_projections_` fills from data
+        projection: "random"; or "pca" or "gradient", directions that `snnk.peft.fit_directions_` fills from data
             and that are random until then.
         rows: of random projections, a name in PROJECTIONS; "iid", the paper's, for the relu and arccos maps. With
             cos and other spectral ones, Gaussian rows let features grow like exp(|x|^2), past any float at |x| = 28.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
-from snnk.adapters import SNNKAdapter
+from snnk.nn.adapter import SNNKAdapter
 from snnk.peft.config import ANEW
 
 NOT_MERGEABLE = (

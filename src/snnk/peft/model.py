@@ -27,8 +27,8 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from snnk.adapters import SNNKAdapter
 from snnk.hf.architectures import ARCHITECTURES, Architecture, kind_of
+from snnk.nn.adapter import SNNKAdapter
 from snnk.peft.config import ANEW, PLACEMENTS, check_sums, checksum, compare_sums
 from snnk.peft.layer import NOT_MERGEABLE, AdaptedLinear, sizes
 
@@ -302,7 +302,7 @@ def _warn_if_never_fitted(model: Any, config: Any, adapter_name: str) -> None:
     if layers:
         warnings.warn(
             f"projection={config.projection!r} was never fitted: directions of adapter {adapter_name!r} are random; "
-            "call snnk.adapters.fit_projections_ before training, or use projection='random'",
+            "call snnk.peft.fit_directions_ before training, or use projection='random'",
             stacklevel=2,
         )
 

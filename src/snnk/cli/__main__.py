@@ -1,0 +1,5 @@
+"""`python -m snnk.cli`, which torchrun needs."""
+
+from snnk.cli import main
+
+main()

@@ -1,0 +1,292 @@
+"""What a model, in memory or in a folder, really stores and costs.
+
+A size is easily stated wrong: the paper's table of bundled transformers counts layers that are one object once. So here
+each figure says what it counts: bytes from the headers of the files, each storage once, with tied names beside it;
+multiply-adds by running the model on the meta device; latency of two models in turns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedModel
+
+from snnk import _checks, _io
+from snnk._text import printable
+from snnk.hf.architectures import FFN, find_ffns
+from snnk.hf.cost import (
+    by_storage,
+    count_forward,
+    counting_mode,
+    in_turns,
+    outside_state_dict,
+    positions,
+    stored,
+    tied_names,
+)
+from snnk.hf.folders import find_folder, find_transformer
+from snnk.hf.models import check_folder, refuse_keys, refuse_sizes
+from snnk.hf.quantizer import SNNKQuantizer
+from snnk.hf.replace import METHOD, SNNKQuantizationConfig
+
+FIGURES = {  # attributes of Audit that are compared with the original's
+    "stored_bytes": "stored bytes",
+    "parameters_unique": "parameters, each stored once",
+    "parameters_stated": "parameters, under every name",
+    "multiply_adds_one": "multiply-adds, one {0.unit}",
+    "multiply_adds": "multiply-adds, {0.batch}",
+    "seconds": "seconds, {0.batch}",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One feed-forward block; `multiply_adds` are for one token."""
+
+    name: str
+    kind: str
+    features: int
+    parameters: int
+    multiply_adds: int
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What `audit` found; str() is a table, `to_dict` is JSON.
+
+    `parameters_stated` counts the numbers under every name of the state dict, saved buffers included;
+    `parameters_unique` counts those stored: a tensor with two names once.
+    """
+
+    source: str
+    model: str
+    stored_bytes: int
+    dtypes: dict[str, int]  # bytes of each
+    parameters_stated: int
+    parameters_unique: int
+    tied: tuple[tuple[str, ...], ...]  # names of one module or one tensor
+    buffers_outside: dict[str, int]  # bytes of the tensors that the state dict leaves out
+    unit: str = "token"
+    batch: str = ""
+    multiply_adds_one: int | None = None
+    multiply_adds: int | None = None
+    blocks: tuple[Block, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float | None = None
+    timing: str = ""
+    original: Audit | None = field(default=None, repr=False)
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """This over the original, by attribute; empty without an original."""
+        pairs = {name: (getattr(self, name), getattr(self.original, name, None)) for name in FIGURES}
+        return {name: ours / theirs for name, (ours, theirs) in pairs.items() if ours is not None and theirs}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, ratios included."""
+        return {**asdict(self), "ratios": self.ratios}
+
+    def __str__(self) -> str:
+        columns = [self] if self.original is None else [self, self.original]
+        heads = "".join(f"{head:>19}" for head in ("this", "original", "this/original")[: 2 * len(columns) - 1])
+        lines = [f"{self.model} in {printable(self.source)}", " " * 38 + heads]
+        for name, what in FIGURES.items():
+            values = [getattr(column, name) for column in columns]
+            if name != "seconds" or self.seconds is not None:
+                cells = [
+                    f"{'-' if v is None else f'{v:.4f}' if isinstance(v, float) else f'{v:,}':>19}" for v in values
+                ]
+                ratio = f"{self.ratios[name]:>19.3f}" if name in self.ratios else ""
+                lines.append(f"{what.format(self):<38}{''.join(cells)}{ratio}")
+        lines += [f"  {self.timing}"] if self.timing else []
+        lines.append("dtypes: " + ", ".join(f"{dtype} {size:,} bytes" for dtype, size in self.dtypes.items()))
+        lines.append("tied: " + ("; ".join(" = ".join(names) for names in self.tied) or "nothing"))
+        outside = ", ".join(f"{name} {size:,} bytes" for name, size in self.buffers_outside.items())
+        lines.append(f"outside the state dict: {outside or 'nothing'}")
+        width = max((len(block.name) for block in self.blocks), default=0) + 2
+        if self.blocks:
+            lines.append(f"{'block':<{width}}{'kind':<12}{'features':>9}{'parameters':>13}{'multiply-adds':>15}")
+        for b in self.blocks:
+            lines.append(f"{b.name:<{width}}{b.kind:<12}{b.features:>9,}{b.parameters:>13,}{b.multiply_adds:>15,}")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def audit(
+    folder_or_model: Any,
+    original: Any = None,
+    *,
+    latency: bool = False,
+    tokens: tuple[int, int] = (8, 128),
+    rounds: int = 7,
+) -> Audit:
+    """Size, tied tensors, dtypes, multiply-adds, feed-forward blocks and latency of a model.
+
+    Args:
+        folder_or_model: a folder with config.json and safetensors, or one of sentence-transformers, or a name on the
+            hub, or a transformers model. The weights in a folder are read for `latency` only.
+        original: the same, to compare with; it must have blocks and outputs of the same sizes.
+        latency: measure it on the threads that torch has, median of `rounds`, the models taking turns in being first.
+        tokens: batch and length, cut where the model ends; for vision models the first is the number of images.
+
+    Example:
+        >>> from transformers import BertConfig, BertForMaskedLM
+        >>> config = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
+        >>> found = audit(BertForMaskedLM(config), tokens=(2, 5))
+        >>> found.tied[0], found.blocks[0].multiply_adds == 2 * 8 * 3072
+        (('bert.embeddings.word_embeddings.weight', 'cls.predictions.decoder.weight'), True)
+    """
+    batch, length = tokens
+    tokens = _checks.positive_int(batch, "batch of tokens"), _checks.positive_int(length, "length of tokens")
+    _checks.positive_int(rounds, "rounds")
+    sources = [folder_or_model] if original is None else [folder_or_model, original]
+    opened = [_open(folder_or_model)]
+    opened += [_open(source, like=opened[0][0]) for source in sources[1:]]
+    reports = []
+    shapes = []
+    for source, (model, files) in zip(sources, opened, strict=True):
+        report, output = _describe(model, files, tokens)
+        reports.append(replace(report, source="memory" if isinstance(source, nn.Module) else str(source)))
+        shapes.append((output, [(ffn.in_features, ffn.out_features) for ffn in _blocks(model)[0]]))
+    if any(a and b and a != b for a, b in zip(shapes[0], shapes[-1], strict=True)):
+        told = [f"outputs {output}, {len(blocks)} blocks {blocks[:1]}" for output, blocks in shapes]
+        raise ValueError(f"original is of another shape: {told[1]}; the model to audit has {told[0]}")
+    if latency:
+        models = [_open(source, like=opened[0][0], weights=True)[0] for source in sources]
+        if any(tensor.is_meta for model in models for tensor in model.parameters()):
+            raise ValueError("a model on the meta device has no weights to measure latency with; load it first")
+        timing = f"median of {rounds} rounds, in turns, on {torch.get_num_threads()} thread(s)"
+        seconds = _latency(models, tokens, rounds)
+        reports = [replace(r, seconds=s, timing=timing) for r, s in zip(reports, seconds, strict=True)]
+    return replace(reports[0], original=reports[1]) if len(reports) > 1 else reports[0]
+
+
+def _open(source: Any, like: Any = None, weights: bool = False) -> tuple[PreTrainedModel, list[Path]]:
+    """A model and its files; of a folder's, unless `weights`, without any: on the meta device."""
+    if isinstance(source, PreTrainedModel):
+        return source, []
+    if not isinstance(source, str | os.PathLike):
+        raise TypeError(f"expected a folder or a transformers PreTrainedModel; got {type(source).__name__}")
+    folder = find_folder(str(source))
+    folder /= find_transformer(folder)
+    files = check_folder(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        architecture = str((config.architectures or ["none"])[0])
+    except Exception as error:  # the file is the user's and the loader is not ours: anything may be wrong
+        raise ValueError(f"{folder} has no config.json that can be read: {error}") from error
+    kind: Any = getattr(transformers, architecture, None)
+    if like is not None and like.config.model_type == config.model_type:
+        kind = type(like)  # the same head on both
+    if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
+        raise ValueError(f"config.json in {folder} names the architecture {architecture!r}, which transformers has not")
+    try:
+        if weights:
+            loaded: Any = kind.from_pretrained(
+                folder, use_safetensors=True, output_loading_info=True, trust_remote_code=False
+            )
+        else:
+            with torch.device("meta"):
+                model = kind(config)
+    except Exception as error:
+        raise ValueError(f"{folder} cannot be loaded as a {kind.__name__}: {error}") from error
+    if weights:
+        model, info = loaded
+        refuse_keys(model, info["missing_keys"], info["unexpected_keys"], folder, architecture)
+        return model, files
+    refuse_sizes(model, files)
+    quantization = getattr(config, "quantization_config", None)
+    if isinstance(quantization, dict) and quantization.get("quant_method") == METHOD:
+        try:
+            quantizer = SNNKQuantizer(SNNKQuantizationConfig(**quantization))
+            quantizer.preprocess_model(model, checkpoint_files=[str(file) for file in files])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{folder / 'config.json'} does not describe a compressed model: {error}") from error
+    return model, files
+
+
+def _describe(model: PreTrainedModel, files: list[Path], tokens: tuple[int, int]) -> tuple[Audit, tuple[int, ...]]:
+    """A report without source and latency, and the shape of the first output, () if the model could not be run."""
+    notes, unique = [], stored(model)
+    shape: tuple[int, ...] = ()
+    figures: dict[str, Any] = {}
+    parts = [(str(t.dtype).removeprefix("torch."), t.numel(), t.nbytes) for t in unique.values()]
+    if files:
+        held, parts = sum(numel for _, numel, _ in parts), [part for file in files for part in _header(file)]
+        if held != sum(numel for _, numel, _ in parts):
+            notes.append(f"the files have {sum(p[1] for p in parts):,} numbers, a {type(model).__name__} {held:,}")
+    sizes: Counter[str] = Counter()
+    for dtype, _, size in parts:
+        sizes[dtype] += size
+    try:
+        one, many = (_inputs(model, size) for size in ((1, 1), tokens))
+        unit = "image" if "pixel_values" in many else "token"
+        batch = " x ".join(map(str, next(iter(many.values())).shape)) + f" {unit}s"
+        figures = {"unit": unit, "batch": batch, "multiply_adds_one": count_forward(model, one)[0]}
+        figures["multiply_adds"], shape = count_forward(model, many)
+    except Exception as error:  # it is the model's code that fails, with anything; the rest of the report stands
+        notes.append(f"multiply-adds are not counted: {type(error).__name__}: {error}")
+    ffns, reason = _blocks(model)
+    report = Audit(
+        source="",
+        model=type(model).__name__,
+        stored_bytes=sum(sizes.values()),
+        dtypes=dict(sizes),
+        parameters_stated=sum(t.numel() * len(names) for names, t in by_storage(model)),
+        parameters_unique=sum(numel for _, numel, _ in parts),
+        tied=tied_names(model),
+        buffers_outside=outside_state_dict(model),
+        blocks=tuple(Block(f.name, f.kind, f.width, f.parameters, f.multiply_adds) for f in ffns),
+        notes=(*notes, *([f"no table of blocks: {reason}"] if reason else [])),
+        **figures,
+    )
+    return report, shape
+
+
+def _header(file: Path) -> list[tuple[str, int, int]]:
+    """(dtype, numbers, bytes) of each tensor in a safetensors file, none of which is read."""
+    with _io.open_tensors(file), file.open("rb") as raw:  # the former checks sizes and offsets
+        header = json.loads(raw.read(int.from_bytes(raw.read(8), "little")))
+    entries = [entry for name, entry in header.items() if name != "__metadata__"]
+    return [(e["dtype"], torch.Size(e["shape"]).numel(), e["data_offsets"][1] - e["data_offsets"][0]) for e in entries]
+
+
+def _inputs(model: PreTrainedModel, tokens: tuple[int, int]) -> dict[str, Tensor]:
+    """Inputs of the configuration's sizes."""
+    config: Any = model.config
+    batch, length = tokens
+    if model.main_input_name == "pixel_values":
+        size = config.image_size
+        height, width = (size, size) if isinstance(size, int) else size
+        return {"pixel_values": torch.zeros(batch, config.num_channels, height, width, dtype=model.dtype)}
+    ids = torch.arange(batch * min(length, positions(model))).reshape(batch, -1) % config.vocab_size
+    return {"input_ids": ids, **({"decoder_input_ids": ids} if config.is_encoder_decoder else {})}
+
+
+def _latency(models: list[PreTrainedModel], tokens: tuple[int, int], rounds: int) -> list[float]:
+    """Seconds of each model; where there are two, the second is the original, which the first is compared with."""
+
+    def forward(model: PreTrainedModel) -> Callable[[], float]:
+        inputs = {name: x.to(model.device) for name, x in _inputs(model, tokens).items()}
+        return lambda: float(model(**inputs)[0].flatten()[0])  # waits for an accelerator
+
+    with ExitStack() as modes:
+        for model in models:
+            modes.enter_context(counting_mode(model))
+        return in_turns([forward(model) for model in models[::-1]], least=rounds, most=rounds)[0][::-1]
+
+
+def _blocks(model: PreTrainedModel) -> tuple[list[FFN], str]:
+    try:
+        return find_ffns(model), ""
+    except ValueError as error:
+        return [], str(error)

@@ -1,0 +1,1 @@
+"""Classifiers and poolers of pretrained transformers: closed-form starts and SNNK poolers."""

@@ -1,0 +1,282 @@
+r"""The closed-form start of a classifier: ridge regression on the frozen features h that it reads, in one pass.
+
+    W, b = argmin sum_i |y_i - W h_i - b|^2 + lam |W|^2,    y one-hot for classes
+
+For regression that is the classifier. For classes, z = W h + b is about a probability and no logit: the classifier
+gets t (z - mean) + c, with the t and c_1..c_k of least cross-entropy on leave-one-out predictions, which are exact from
+the same sums, z_i - (y_i - z_i) v_i / (1 - v_i), v_i the leverage of row i. A temperature from the fitted values
+themselves would be too sure wherever rows are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from snnk import _checks
+from snnk.hf.models import evaluating, place
+from snnk.ridge.sums import RidgeSolution, RidgeStats
+
+KEPT_ROWS = 20_000  # t, c and the leave-one-out figures are from so many, or up to twice; the sums take all
+FOLDS = 5
+PENALTY = 1e-4  # on mean squared logits: classes that are separated would have infinite ones
+IGNORED = -100  # labels that transformers leaves out of a loss
+TASKS = ("regression", "single_label_classification", "multi_label_classification")
+
+
+@dataclass(frozen=True)
+class HeadFit:
+    """What `start_classifier_` or `fit_head_` found; all but `rows` and `solution` are leave-one-out, on kept rows."""
+
+    task: str
+    rows: int
+    solution: RidgeSolution  # of the ridge regression: lam, score, condition, ...
+    error: float  # squared, of the ridge regression, over the variance of the targets
+    loss: float | None = None  # cross-entropy; None for regression
+    accuracy: float | None = None  # for classes of which each row has one
+    temperature: float | None = None  # t; at 0 the layer keeps its weight, and its bias has the classes' shares
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.rows:,} rows, lam {self.solution.lam:.3g}",
+            f"leave-one-out error {self.error:.4f} of variance",
+        ]
+        parts += [f"cross-entropy {self.loss:.4f}"] if self.loss is not None else []
+        parts += [f"accuracy {self.accuracy:.4f}"] if self.accuracy is not None else []
+        return f"{self.task}: " + ", ".join(parts)
+
+
+def start_classifier_(
+    model: Any, batches: Iterable[Mapping[str, Any]], *, lam: float | str = "auto", classifier: str | None = None
+) -> HeadFit:
+    """Set a model's last linear layer to its closed form on the features that it reads; nothing else changes.
+
+    A start for any fine-tuning that leaves these features as they are at first: LoRA, adapters, the model itself.
+
+    Args:
+        model: a transformers model with a head for classes or regression.
+        batches: its inputs with "labels": classes, or numbers for regression; -100 and its token are left out.
+        lam: a number, "gcv", "kfold", or "auto": folds below two rows a feature, where GCV takes too little, else GCV.
+        classifier: name of the layer, where it is not the only one outside the base model with num_labels outputs.
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
+        >>> model = BertForSequenceClassification(BertConfig(**sizes))
+        >>> ids = torch.randint(9, (200, 5))
+        >>> fit = start_classifier_(model, [{"input_ids": ids, "labels": (ids[:, 0] > 4).long()}])
+        >>> fit.rows, fit.accuracy > 0.8
+        (200, True)
+    """
+    if isinstance(lam, str):
+        _checks.choose(lam, ["auto", "gcv", "kfold"], "lam")
+    layer = _classifier(model, classifier)
+    data = _collect(model, layer, batches, FOLDS if lam in ("auto", "kfold") else 0)
+    if lam == "auto":  # GCV would count mirror images as rows
+        few = data.mirrored or data.count < 2 * layer.in_features
+        lam = "kfold" if few and data.count >= FOLDS else "gcv"
+    solution = data.stats.solve(lam)
+    z, y = _left_out(data, solution), data.y
+    spread = float((y - y.mean(0)).square().mean())
+    facts: dict[str, Any] = {"error": float((y - data.shift - z).square().mean()) / spread if spread else 0.0}
+    weight, bias = solution.weight, solution.bias
+    if data.task != TASKS[0]:
+        t, c, facts["loss"] = _logits(z, y, data.task, offsets=layer.bias is not None)
+        weight, bias, facts["temperature"] = t * weight, t * bias + c, t
+        if data.task == TASKS[1]:
+            facts["accuracy"] = float(((t * z + c).argmax(1) == y.argmax(1)).double().mean())
+    with torch.no_grad():
+        if facts.get("temperature") != 0:  # a weight of zeros would let no gradient through to what is trained below
+            layer.weight.copy_(weight)
+        if layer.bias is not None:
+            layer.bias.copy_(bias)
+    return HeadFit(data.task, data.count, solution, **facts)
+
+
+@dataclass(frozen=True)
+class _Data:
+    """Sums over all rows, and some of them, evenly spread: features h (n, d) and targets y (n, k), float64.
+
+    A layer without bias needs a fit without intercept: each row is added with its mirror image, so that means are 0,
+    and targets of classes are taken relative to `shift`, which a softmax or the threshold of a sigmoid leaves out.
+    """
+
+    task: str
+    stats: RidgeStats
+    h: Tensor
+    y: Tensor
+    count: int
+    mirrored: bool
+    shift: float
+
+
+def _collect(model: Any, layer: Any, batches: Iterable[Mapping[str, Any]], folds: int) -> _Data:
+    d, k, count, task, shift, every = layer.in_features, layer.out_features, 0, "", 0.0, 1
+    stats, mirrored = RidgeStats(d, k, folds=folds), layer.bias is None
+    kept: list[Tensor] = []
+    for h, labels in _rows(model, layer, batches):
+        task = task or _task(model.config, labels, k)
+        if mirrored:
+            shift = {TASKS[1]: 1 / k, TASKS[2]: 0.5}.get(task, 0.0)
+        y = _targets(labels, task, k)
+        add_(stats, h, y - shift, count, mirrored=mirrored)
+        kept.append(torch.cat([h, y], 1)[-count % every :: every].clone())
+        count += len(h)
+        if sum(map(len, kept)) > 2 * KEPT_ROWS:  # files may be sorted by class: take every second, not the first
+            kept, every = [torch.cat(kept)[::2].clone()], 2 * every
+    if count < 2:
+        raise ValueError(f"a closed form needs at least 2 labelled rows; the batches had {count}")
+    rows, targets = torch.cat(kept).double().split([d, k], 1)
+    return _Data(task, stats, rows, targets, count, mirrored, shift)
+
+
+def add_(stats: RidgeStats, h: Tensor, y: Tensor, count: int, *, mirrored: bool) -> None:
+    """Add rows, `count` being those before, to folds in turn; a mirror image goes to the fold of its row."""
+    fold = (torch.arange(len(h)) + count) % max(stats.folds, 1)
+    stats.update(h, y, fold=fold)
+    if mirrored:
+        stats.update(-h, -y, fold=fold)
+
+
+def _classifier(model: Any, name: str | None) -> nn.Linear:
+    """The one linear layer outside the base model with num_labels outputs, or the one of that name."""
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"model must be a transformers PreTrainedModel; got {type(model).__name__}; unwrap it first")
+    k: Any = model.config.num_labels
+    if name is not None:
+        layer = dict(model.named_modules()).get(name)
+        if not isinstance(layer, nn.Linear):
+            raise ValueError(f"classifier {name!r} of {type(model).__name__} must be an nn.Linear; got {layer}")
+        return layer
+    inside = set(model.base_model.modules())
+    found = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and m.out_features == k}
+    found = {n: m for n, m in found.items() if m not in inside}
+    if len(found) != 1:
+        raise ValueError(
+            f"{type(model).__name__} must have one linear layer with num_labels = {k} outputs outside its base model; "
+            f"found {', '.join(found) or 'none'}. Name it: classifier="
+        )
+    return next(iter(found.values()))
+
+
+def inputs_of(model: Any, layer: nn.Module, batches: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Any, Tensor, Any]]:
+    """For each batch: itself, what a layer read (*, d), and the model's outputs, with a layer that gives positions.
+
+    A decoder's classifier runs on all tokens, and the model picks one for each text afterwards: outputs of
+    (batch, tokens, k) are replaced by the tokens' numbers, so that what the model picks says which token it was.
+    """
+    seen: list[Tensor] = []
+
+    def note(module: nn.Module, args: Any, out: Tensor) -> Tensor | None:
+        seen.append(args[0].detach())
+        if out.ndim != 3:
+            return None
+        return torch.arange(out.shape[1], device=out.device, dtype=torch.float32)[:, None].expand(out.shape)
+
+    handle = layer.register_forward_hook(note)
+    try:
+        with evaluating(model), torch.no_grad():
+            for batch in batches:
+                seen.clear()
+                inputs = {key: value for key, value in batch.items() if key != "labels"}
+                outputs = model(**place(inputs, model))
+                if len(seen) != 1:
+                    raise ValueError(f"the layer ran {len(seen)} times in one forward pass; it must run once")
+                yield batch, seen[0], outputs
+    finally:
+        handle.remove()
+
+
+def _rows(model: Any, layer: nn.Module, batches: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Features (n, d) in the model's dtype and labels (n,) or (n, k) on the CPU, without those to be ignored."""
+    for batch, h, outputs in inputs_of(model, layer, _labelled(batches)):
+        labels, h = torch.as_tensor(batch["labels"]).cpu(), h.cpu()
+        if h.ndim == 3 and labels.shape[:2] != h.shape[:2]:
+            picked = outputs.logits.cpu()
+            if picked.ndim != 2 or len(picked) != len(h):
+                raise ValueError(f"labels of shape {tuple(labels.shape)} do not fit features {tuple(h.shape)}")
+            h = h[torch.arange(len(h)), picked[:, 0].long()]
+        lead = h.ndim - 1
+        if labels.shape[:lead] != h.shape[:-1] or labels.ndim > lead + 1:
+            raise ValueError(f"labels of shape {tuple(labels.shape)} do not fit features of shape {tuple(h.shape)}")
+        h, labels = h.flatten(0, lead - 1), labels.flatten(0, lead - 1)
+        if not labels.is_floating_point() and labels.ndim == 1:
+            h, labels = h[labels != IGNORED], labels[labels != IGNORED]
+        if len(h):
+            yield h, labels
+
+
+def _labelled(batches: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    for batch in batches:
+        if "labels" not in batch:
+            raise ValueError(f"every batch needs 'labels' for a closed form; got {', '.join(batch)}")
+        yield batch
+
+
+def _task(config: Any, labels: Tensor, k: int) -> str:
+    """As transformers chooses a loss."""
+    if config.problem_type is not None:
+        return _checks.choose(config.problem_type, TASKS, "problem_type")
+    if k == 1:
+        return TASKS[0]
+    return TASKS[2] if labels.is_floating_point() else TASKS[1]
+
+
+def _targets(labels: Tensor, task: str, k: int) -> Tensor:
+    """(n, k) in float32: one-hot for classes."""
+    if task == TASKS[1]:
+        if labels.is_floating_point() or labels.ndim != 1 or (len(labels) and not int(labels.min()) >= 0):
+            raise ValueError(f"labels must be classes 0 to {k - 1}; got {labels.dtype} of shape {tuple(labels.shape)}")
+        if len(labels) and int(labels.max()) >= k:
+            raise ValueError(f"labels must be classes 0 to {k - 1}; got {int(labels.max())}. Set num_labels")
+        return F.one_hot(labels.long(), k).float()
+    y = labels.float().reshape(len(labels), -1)
+    if y.shape[1] != k:
+        raise ValueError(f"labels for {task} must be (n, {k}); got shape {tuple(labels.shape)}")
+    return y
+
+
+def _left_out(data: _Data, solution: RidgeSolution) -> Tensor:
+    """What the regression without row i predicts for row i, (n, k), exact at this lam."""
+    factor, d = data.stats.factor(), data.h.shape[1]
+    along = (data.h - factor.mean[:d]) @ factor.vectors
+    leverage = (along.square() / (factor.values + solution.lam)).sum(1)
+    # a row and its image leave together; with an intercept each row also moves the mean
+    leverage = 2 * leverage if data.mirrored else leverage + 1 / factor.total_weight
+    y = data.y - data.shift
+    return y - (y - solution.predict(data.h)) / (1 - leverage).clamp_min(1e-6)[:, None]
+
+
+@torch.enable_grad()
+def _logits(z: Tensor, y: Tensor, task: str, *, offsets: bool) -> tuple[float, Tensor, float]:
+    """t >= 0, c (k,) and the loss of logits t z + c, c = 0 without offsets: a convex problem in k + 1 numbers."""
+    mean = z.mean(0) if offsets else torch.zeros_like(z[0])
+    z = z - mean
+    size = z.square().mean().sqrt().clamp_min(1e-30)  # so that t is of the order of 1, whatever lam is
+    z = z / size
+    t = torch.ones((), dtype=z.dtype, requires_grad=True)
+    c = torch.zeros(z.shape[1], dtype=z.dtype, requires_grad=offsets)
+    loss = F.cross_entropy if task == TASKS[1] else F.binary_cross_entropy_with_logits
+    optimizer = torch.optim.LBFGS([t, c], max_iter=200, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        total = loss(t * z + c, y) + PENALTY * ((t * z).square().sum(1).mean() + c.square().mean())
+        total.backward()
+        return total.detach()
+
+    optimizer.step(closure)
+    if t < 0:  # rows that are left out are predicted worse than by chance: nothing is learnt but the classes' shares
+        t = torch.zeros_like(t)
+        if offsets:
+            c.data.zero_()
+            optimizer = torch.optim.LBFGS([c], max_iter=200, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+            optimizer.step(closure)
+    with torch.no_grad():
+        return float(t / size), c - t / size * mean, float(loss(t * z + c, y))

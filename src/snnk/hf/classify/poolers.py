@@ -1,0 +1,239 @@
+r"""Poolers as SNNK layers (section 4.2.1; the appendices on poolers, on bundling them and on bundled networks).
+
+    tanh(W_p x + b_p) W_c^T + b_c  ~  phi(x) psi(W_p, b_p)^T W_c^T + b_c  =  phi(x) M^T + b_c,    M = W_c psi(W_p, b_p)
+
+`replace_pooler_` puts A = psi(W_p, b_p), (d, m), in the pooler's place, to be trained with the classifier;
+`merge_pooler_` multiplies the two to M, (classes, m); `bundled_head_` starts with M; `fit_head_` has it in closed form.
+All are saved and loaded by transformers as in io.py.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from snnk import _checks
+from snnk.hf.classify.heads import FOLDS, HeadFit, add_, inputs_of, start_classifier_
+from snnk.hf.classify.sites import Layer, Pooler, find_pooler
+from snnk.hf.replace import Features, zeros
+from snnk.maps import FEATURE_MAPS, URF, FeatureMap
+from snnk.nn.linear import SNNKLinear
+from snnk.ridge.sums import RidgeStats
+
+
+@dataclass(frozen=True)
+class HeadReport:
+    """Numbers that one task stores for pooler and classifier: dense, as SNNK layer and classifier, merged."""
+
+    dense: int
+    replaced: int
+    merged: int
+    frozen: int  # of the feature map, which all tasks share
+    bits: int  # a number
+
+    def mbit(self, numbers: int) -> float:
+        return numbers * self.bits / 1e6
+
+    def __str__(self) -> str:
+        dense, replaced, merged, frozen = (
+            f"{n:,} ({self.mbit(n):.2f} Mbit)" for n in (self.dense, self.replaced, self.merged, self.frozen)
+        )
+        return (
+            f"numbers of pooler and classifier: {dense} dense, {replaced} with an SNNK layer, {merged} merged; "
+            f"the last two without the frozen feature map, {frozen}, which is stored too and which tasks can share"
+        )
+
+
+def replace_pooler_(
+    model: Any,
+    num_features: int = 512,
+    feature_map: Any = "cos",
+    *,
+    init: str = "pretrained",
+    normalize: str | None = "dim",
+    pooler: nn.Linear | None = None,
+    batches: Iterable[Mapping[str, Any]] | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Pooler:
+    """Put an SNNK layer in the place of a pooler and its activation, to be trained with the classifier.
+
+    A = psi(W, b) is where training starts and need not estimate anything well, so that the map's warnings and refusals
+    are off: on_error="warn" or "raise" turns them on.
+
+    Args:
+        model: a transformers model with a row in POOLERS.
+        num_features: number m of features; the paper's go up to the hidden size.
+        feature_map: a name in FEATURE_MAPS or a FeatureMap. "cos" is the paper's. It is an even function, so that
+            behind a layer without a bias the sign of w.x is lost at the start, and training must find it again;
+            "tanh", the pooler's own activation, has the same features and starts near the pooler.
+        init: "pretrained", psi of the pooler's weights; "random", psi of random ones; "fitted", least squares from
+            the features to what the pooler gives for `batches`, the only one that is near it for large |w||x|.
+        normalize: "dim", inputs and weights over d^(1/4), as the paper has it for images; "none", "unit". Without it
+            |w||x| of a pretrained pooler is far out of psi's reach, and the features' angles are too wide.
+        pooler: pretrained dense layer for a model without one: ViTForImageClassification has none, but
+            ViTModel.from_pretrained(name).pooler.dense is it.
+        batches: inputs of the model for init="fitted"; no labels needed.
+        seed, **options: of the map, such as projection="iid".
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
+        >>> model = BertForSequenceClassification(BertConfig(**sizes)).eval()
+        >>> _ = replace_pooler_(model, num_features=16)
+        >>> freeze_but_head_(model)
+        ['bert.pooler.dense.inner.weight', 'classifier.weight', 'classifier.bias']
+        >>> print(merge_pooler_(model).merged, model.classifier)
+        34 Linear(in_features=16, out_features=2, bias=True)
+    """
+    _checks.choose(init, ["pretrained", "random", "fitted"], "init")
+    if (init == "fitted") != (batches is not None):
+        raise ValueError(f"init='fitted' needs batches= to fit to, no other does; got init={init!r}")
+    found = find_pooler(model)
+    if found.kind != "dense":
+        raise ValueError(f"the pooler of {type(model).__name__} is replaced already; start from the original model")
+    old, shape = found.reader, found.shape
+    place: dict[str, Any] = {"device": old.weight.device, "dtype": old.weight.dtype}
+    if pooler is not None and (pooler.in_features, pooler.out_features) != shape:
+        raise ValueError(f"pooler must be a linear layer {shape[0]} -> {shape[1]}; got {pooler}")
+    if init != "random" and pooler is None and found.dense is None:
+        raise ValueError(
+            f"{type(model).__name__} has no pretrained pooler, its classifier reads the token itself: "
+            "pass pooler=, such as ViTModel.from_pretrained(name).pooler.dense, or take init='random'"
+        )
+    dense: Any = copy.deepcopy(pooler).to(**place) if pooler is not None else found.dense
+    if isinstance(feature_map, FeatureMap):
+        feature_map = copy.deepcopy(feature_map).to(**place)
+    else:
+        options = {**_defaults(feature_map, shape[0], normalize or "none"), **options}
+    if init == "random":
+        if not isinstance(feature_map, FeatureMap):
+            options = {**options, **place}
+        layer = SNNKLinear(*shape, num_features, feature_map, seed=seed, **options).to(**place)
+    else:
+        layer = SNNKLinear.from_linear(dense, None, num_features, feature_map=feature_map, seed=seed, **options)
+    if batches is not None:
+        inputs = inputs_of(model, old, batches)
+        _fit(layer, (x for _, x, _ in inputs), lambda x: found.activation(dense(x)))
+    found.note_("layer", layer.feature_map)
+    found.put_(Layer(layer))
+    return found
+
+
+def freeze_but_head_(model: Any) -> list[str]:
+    """Let only pooler and classifier be trained, replaced, merged or as they were; returns the parameters' names."""
+    found = find_pooler(model)
+    model.requires_grad_(False)
+    for module in (found.dense, found.classifier):
+        if isinstance(module, nn.Module) and not isinstance(module, Features):
+            for parameter in (module.inner.weight,) if isinstance(module, Layer) else module.parameters():
+                parameter.requires_grad_(True)
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+@torch.no_grad()
+def merge_pooler_(model: Any) -> HeadReport:
+    """Multiply SNNK pooler and classifier to one (classes, m) matrix behind the features, in place.
+
+    In eval mode outputs are the same but for rounding, and in float32 the merged ones are the more exact: behind a
+    large classifier, such as a closed form, logits are what is left of large numbers that cancel, and M is multiplied
+    in float64. If the head is trained further, dropout acts on features.
+    """
+    found = find_pooler(model)
+    if found.kind != "layer":
+        what = "merged already" if found.kind == "head" else "no SNNK layer; replace_pooler_ makes it one"
+        raise ValueError(f"the pooler of {type(model).__name__} is {what}")
+    classifier, layer = found.classifier, found.dense.inner
+    if not isinstance(classifier, nn.Linear):
+        raise ValueError(f"{type(model).__name__} has no classifier behind its pooler to merge it with")
+    place: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype}
+    head = zeros(layer.num_features, classifier.out_features, True, place)
+    head.weight.copy_(classifier.weight.double() @ layer.weight.double())
+    if classifier.bias is not None:
+        head.bias.copy_(classifier.bias)
+    behind = sum(p.numel() for p in classifier.parameters())
+    report = HeadReport(
+        dense=layer.out_features * (layer.in_features + layer.bias) + behind,
+        replaced=layer.weight.numel() + behind,
+        merged=sum(p.numel() for p in head.parameters()),
+        frozen=sum(t.numel() for t in layer.feature_map.state_dict().values()),
+        bits=8 * head.weight.element_size(),
+    )
+    found.note_("head", layer.feature_map)
+    found.put_(Features(layer.feature_map, **place), head)
+    return report
+
+
+def bundled_head_(
+    model: Any, num_features: int = 1024, feature_map: Any = "cos", *, init: str = "pretrained", **options: Any
+) -> HeadReport:
+    """The bundled network, to be trained itself: one (classes, m) matrix and bias behind frozen features.
+
+    Args:
+        model, num_features, feature_map, **options: of `replace_pooler_`.
+        init: of the matrix: that of such a pooler times the classifier, or "zeros".
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
+        >>> model = BertForSequenceClassification(BertConfig(**sizes, num_labels=1))
+        >>> bundled_head_(model, 64).merged, freeze_but_head_(model)
+        (65, ['classifier.weight', 'classifier.bias'])
+        >>> ids = torch.randint(9, (100, 5))
+        >>> fit_head_(model, [{"input_ids": ids, "labels": ids[:, 0].float()}]).rows
+        100
+    """
+    _checks.choose(init, ["pretrained", "random", "fitted", "zeros"], "init")
+    start = "random" if init == "zeros" else init
+    if not isinstance(find_pooler(model).classifier, nn.Linear):
+        raise ValueError(f"{type(model).__name__} has no classifier behind its pooler to bundle it with")
+    replace_pooler_(model, num_features, feature_map, init=start, **options)
+    report = merge_pooler_(model)
+    if init == "zeros":
+        for parameter in find_pooler(model).classifier.parameters():
+            parameter.data.zero_()
+    return report
+
+
+def fit_head_(model: Any, batches: Iterable[Mapping[str, Any]], lam: float | str = "auto") -> HeadFit:
+    """Set the matrix of a merged or bundled head to its closed form, by one pass over labelled batches.
+
+    Args:
+        model: after `merge_pooler_` or `bundled_head_`.
+        batches, lam: of `start_classifier_`: ridge regression on the features, for classes scaled to logits.
+    """
+    found = find_pooler(model)
+    if found.kind != "head":
+        raise ValueError(f"the pooler of {type(model).__name__} is no merged head; bundled_head_ makes it one")
+    name = next(name for name, module in model.named_modules() if module is found.classifier)
+    return start_classifier_(model, batches, lam=lam, classifier=name)
+
+
+def _defaults(feature_map: Any, d: int, normalize: str) -> dict[str, Any]:
+    """Options of a map by name; for URF the norms of inputs behind a LayerNorm and of random weights, normalised."""
+    make = _checks.look_up(feature_map, FEATURE_MAPS, "feature map")
+    options: dict[str, Any] = {"normalize": normalize}
+    if isinstance(make, partial) and make.func is URF:
+        norms = (1.0, 1.0) if normalize == "unit" else (d**0.5, 3**-0.5)
+        scale = d**-0.25 if normalize == "dim" else 1.0
+        options.update(x_norm=norms[0] * scale, w_norm=norms[1] * scale, on_error="ignore")
+    return options
+
+
+@torch.no_grad()
+def _fit(layer: SNNKLinear, inputs: Iterable[Tensor], target: Callable[[Tensor], Tensor]) -> None:
+    """A by least squares, with lam by folds, without an intercept, which SNNK layers have not."""
+    stats, count = RidgeStats(layer.num_features, layer.out_features, folds=FOLDS), 0
+    for x in inputs:
+        x = x.flatten(0, -2)
+        add_(stats, layer.feature_map.phi(x).cpu(), target(x).float().cpu(), count, mirrored=True)
+        count += len(x)
+    if count < FOLDS:
+        raise ValueError(f"the batches had {count} rows to fit the pooler to; it takes at least {FOLDS}")
+    layer.weight.copy_(stats.solve("kfold").weight)

@@ -1,0 +1,116 @@
+"""Distillation after compression: the new matrices trained, by a few steps, towards the original's outputs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from snnk.hf.compression.agreement import Read, probe, read
+from snnk.hf.replace import Replacement
+
+RATE, WARM_UP, BETAS = 0.02, 10, (0.9, 0.99)
+
+
+def recover_(
+    model: Any, teacher: Any, replacements: list[Replacement], batches: list[Any], *, steps: int, seed: int = 0
+) -> None:
+    """Train what replaced the blocks, in place, to give the teacher's outputs on the batches; nothing else changes.
+
+    A ValueError leaves the model as it was before.
+    """
+    modules = [m for new in replacements for m in (new.up, new.gate, new.down) if m is not None]
+    parameters = [p for module in modules for p in module.parameters()]
+    before = [p.detach().clone() for p in parameters]
+    try:
+        with _training(model, parameters), _in_float32(model):
+            _train(model, teacher, parameters, batches, steps, seed)
+        probe(model, batches[0])  # in its own dtype again
+    except ValueError as error:
+        for p, value in zip(parameters, before, strict=True):
+            p.data.copy_(value)
+        raise ValueError(f"recovery failed, and the model is as it was before it: {error}") from error
+
+
+def _train(model: Any, teacher: Any, parameters: list[Any], batches: list[Any], steps: int, seed: int) -> None:
+    from accelerate import Accelerator
+
+    rates = [RATE * float(p.detach().square().mean().sqrt()) for p in parameters]
+    groups = [{"params": [p], "lr": r} for p, r in zip(parameters, rates, strict=True)]
+    accelerator = Accelerator()
+    adam = accelerator.prepare(torch.optim.Adam(groups, betas=BETAS))
+    teacher.eval()
+    generator = random.Random(seed)
+    for step in range(steps):
+        batch = generator.choice(batches)
+        with torch.no_grad():
+            wanted = read(teacher, batch)
+        if not len(wanted):  # nothing but padding
+            continue
+        for group, rate in zip(adam.param_groups, rates, strict=True):
+            group["lr"] = rate * min(1.0, (step + 1) / WARM_UP) * (1 - step / steps)
+        with torch.enable_grad(), accelerator.autocast():
+            loss = _distance(read(model, batch), wanted)
+            if not bool(loss.isfinite()):
+                told = f"the distance is {float(loss.detach())} at step {step + 1} of {steps}"
+                raise ValueError(f"outputs are not finite, {told}")
+            accelerator.backward(loss)
+        adam.step()
+        adam.zero_grad()
+
+
+@contextmanager
+def _training(model: Any, parameters: list[Any]) -> Iterator[None]:
+    """Gradients for these parameters alone; afterwards as it was."""
+    others = [(p, p.requires_grad) for p in model.parameters()]
+    try:
+        for p, _ in others:
+            p.requires_grad_(False)
+        for p in parameters:
+            p.requires_grad_(True)
+        yield
+    finally:
+        for p, wanted in others:
+            p.requires_grad_(wanted)
+            p.grad = None
+
+
+@contextmanager
+def _in_float32(model: Any) -> Iterator[None]:
+    """The whole model, and back: in float16 the sums of Adam underflow, and so may gradients on the way to them.
+
+    What is not trained comes back bit for bit.
+    """
+    short = (torch.float16, torch.bfloat16)
+    tensors = [(t, t.dtype) for t in (*model.parameters(), *model.buffers()) if t.dtype in short]
+    try:
+        for t, _ in tensors:
+            t.data = t.data.float()
+        yield
+    finally:
+        for t, dtype in tensors:
+            t.grad = None  # of the other dtype
+            t.data = t.data.to(dtype)
+
+
+def _distance(found: Read, wanted: Read) -> Tensor:
+    """KL divergence of logits, or squared error of last hidden states and cosine of their means."""
+    if wanted.logits:
+        parts = [_of_logits(found.logits[name].float(), p.float()) for name, p in wanted.logits.items()]
+        return torch.stack(parts).sum()
+    if found.states is None or wanted.states is None or wanted.mask is None:
+        raise ValueError("the model and its teacher have no outputs in common")
+    p, q = wanted.states.float(), found.states.float()
+    error = ((p - q).square() * wanted.mask).sum() / (p.square() * wanted.mask).sum()
+    return 0.5 * error + (1 - F.cosine_similarity(wanted.means(), found.means())).mean()
+
+
+def _of_logits(q: Tensor, p: Tensor) -> Tensor:
+    if p.shape[1] == 1:
+        return F.mse_loss(q, p)
+    return F.kl_div(q.log_softmax(1), p.log_softmax(1), log_target=True, reduction="batchmean")

@@ -1,0 +1,353 @@
+r"""Replace feed-forward blocks by fewer features, fitted in closed form to unlabelled inputs.
+
+Blocks are taken in depth order. For one, with x its input and r the residual stream around it in the model as
+compressed so far, and s the stream behind it in the original, the target is y = s - r: what the block must add so that
+the stream is the original's again, errors made upstream repaired. Tokens and coordinates are weighted as in plan.py.
+Atoms are chosen among the block's own neurons (atoms.py), moved by a few steps of Adam on this block alone, and the
+matrix behind them is the ridge solution A = (phi'phi + lam I)^-1 phi'y, with lam by generalised cross-validation:
+phi(x) (A^T W2) + b2 at once, as in a bundled block of section 4.4.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import numbers
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from snnk import _checks
+from snnk.hf.architectures import FFN
+from snnk.hf.compression.agreement import agreement, outputs_of
+from snnk.hf.compression.distill import recover_
+from snnk.hf.compression.planning import (
+    FEATURES,
+    KEPT,
+    PENALTY,
+    BlockPlan,
+    Plan,
+    at_least_zero,
+    enough,
+    importance,
+    make_map,
+)
+from snnk.hf.cost import stored
+from snnk.hf.models import each, evaluating, place
+from snnk.hf.record import Observation, Walk, flat, observe
+from snnk.hf.replace import Replacement, replace_
+from snnk.maps import ProjectedURF
+from snnk.ridge.atoms import choose_atoms, refine_
+from snnk.ridge.sums import RidgeStats
+
+ROWS = 2048  # tokens whose features are held at once
+HELD_OUT = 10  # one batch of so many is held out
+Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
+
+
+@dataclass(frozen=True)
+class BlockReport:
+    """One block after compression and recovery, with the block's squared error over the variance of its targets.
+
+    The error is on held-out inputs, tokens and coordinates weighted as in the fit.
+    """
+
+    name: str
+    kind: str
+    num_features: int | None
+    parameters_before: int
+    parameters: int
+    error: float | None = None
+    refused: bool = False
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `compress_` did and what was lost, on held-out inputs."""
+
+    blocks: tuple[BlockReport, ...]
+    agreement: dict[str, float]
+    tokens: int
+    held_out_tokens: int
+    model_parameters_before: int
+    model_parameters: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{'block':<22}{'is now':<14}{'parameters':>24}{'held-out error':>16}"]
+        for b in self.blocks:
+            what = b.kind if b.num_features is None else f"{b.num_features} {b.kind}"
+            error = "" if b.error is None else f"{b.error:.4f}"
+            sizes = f"{b.parameters_before:,} -> {b.parameters:,}"
+            lines.append(f"{b.name:<22}{what:<14}{sizes:>24}{error:>16}{'  refused' if b.refused else ''}")
+        whole = f"{self.model_parameters_before:,} -> {self.model_parameters:,} parameters"
+        lines.append(f"whole model: {whole}, {self.model_parameters / self.model_parameters_before:.3f}")
+        lines.append(
+            f"{self.tokens:,} tokens in {self.seconds:.0f} s; on {self.held_out_tokens:,} held-out tokens, against the "
+            "original: " + ", ".join(f"{name} {value:.4f}" for name, value in self.agreement.items())
+        )
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Rows for one block: inputs x (n, d), targets y (n, out), weights (n,), and scales of outputs (out,)."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    scale: Tensor
+
+    def error(self, ffn: FFN) -> float:
+        """Weighted squared error of the block as it is now, over the variance of the targets."""
+        weight = self.weight[:, None] * self.scale.square()
+        mean = (self.weight[:, None] * self.y).sum(0) / self.weight.sum()
+        wrong = sum(
+            float((w * (ffn.forward(x.to(_dtype(ffn))).float() - y).square()).sum())
+            for x, y, w in zip(self.x.split(ROWS), self.y.split(ROWS), weight.split(ROWS), strict=True)
+        )
+        return wrong / max(float((weight * (self.y - mean).square()).sum()), 1e-30)
+
+    def sums(self, phi: Callable[[Tensor], Tensor], num_features: int) -> RidgeStats:
+        stats = RidgeStats(num_features, self.y.shape[1], block_dtype=torch.float32)
+        for x, y, w in zip(self.x.split(ROWS), self.y.split(ROWS), self.weight.split(ROWS), strict=True):
+            stats.update(phi(x).cpu(), y.cpu(), w.cpu())
+        return stats
+
+
+def compress_(
+    model: Any,
+    plan: Plan,
+    batches: Iterable[Mapping[str, Tensor]],
+    *,
+    refine: int = 120,
+    max_error: float | None = None,
+    recover: int = 0,
+    max_tokens: int = 50_000,
+    seed: int = 0,
+    progress: Progress = lambda what, done, total: None,
+) -> Report:
+    """Replace the blocks of a model as planned, in place, fitted to inputs without labels.
+
+    Whatever is raised on the way, also by Ctrl-C, leaves the model as it was.
+
+    Args:
+        model: a transformers model with any head.
+        plan: of `snnk.hf.compression.planning` for this model.
+        batches: inputs of the model, dicts of tensors, attention masks respected. Every tenth is held out. Those that
+            come after `max_tokens` tokens are not used; the others must have two tokens for each feature of a block.
+        refine: steps by which atoms are moved; 0 leaves the model's own neurons and everything in closed form.
+        max_error: a block whose held-out error is larger, or not a number, stays as it was.
+        recover: steps of distillation from the original afterwards, on the same inputs.
+        seed: of random features, which are others in each block, and of steps.
+        progress: called with (what, blocks done, blocks in all).
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> from snnk.hf import plan
+        >>> sizes = dict(hidden_size=8, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = BertModel(BertConfig(vocab_size=50, **sizes))
+        >>> batches = [{"input_ids": torch.randint(50, (8, 16))} for _ in range(10)]
+        >>> report = compress_(model, plan(model, keep=0.5), batches)
+        >>> report.blocks[0].num_features, report.blocks[0].error < 0.5
+        (16, True)
+    """
+    start = time.monotonic()
+    _check_arguments(plan, refine, recover, max_error, max_tokens, seed)
+    seed = int(seed)  # numpy's would not do for feature maps
+    ffns, by_name = plan.check(model), {block.name: block for block in plan.blocks}
+    before = _parameters(model)
+    reports: list[BlockReport] = []
+    replacements: list[Replacement] = []
+    with ExitStack() as undo, evaluating(model), torch.no_grad():
+        training, held, tokens = _divide(model, ffns, batches, max_tokens)
+        enough(tokens[0], max(_unknowns(ffn, by_name[ffn.name]) for ffn in ffns))
+        teacher = copy.deepcopy(model) if recover else None
+        progress("original", 0, len(ffns))
+        wanted = [ffn for ffn in ffns if by_name[ffn.name].kind != KEPT]
+        streams = _streams(model, wanted, [*training, *held])
+        original = [outputs_of(model, batch) for batch in held]
+        walk, cut = Walk(model, [*training, *held]), len(training)
+        for ffn in ffns:
+            block, began = by_name[ffn.name], time.monotonic()
+            done = BlockReport(ffn.name, block.kind, block.num_features, ffn.parameters, ffn.parameters)
+            if block.kind != KEPT:
+                inputs, residuals = walk.to(ffn)
+                rows, test = (
+                    _tokens(ffn, inputs[part], residuals[part], streams[ffn.name][part])
+                    for part in (slice(cut), slice(cut, None))
+                )
+                del inputs, residuals
+                streams[ffn.name] = streams[ffn.name][cut:]  # of the rest nothing is needed any more
+                new = _fit(ffn, block, rows, refine, seed, undo)
+                error = test.error(ffn)
+                done = replace(done, parameters=ffn.parameters, error=error)
+                if max_error is not None and not error <= max_error:
+                    new.restore_()
+                    done = replace(done, kind=KEPT, num_features=None, parameters=ffn.parameters, refused=True)
+                else:
+                    replacements.append(new)
+            reports.append(replace(done, seconds=time.monotonic() - began))
+            progress(ffn.name, len(reports), len(ffns))
+        if teacher is not None and replacements:
+            progress("recovering", len(reports), len(ffns))
+            del walk
+            recover_(model, teacher, replacements, training, steps=recover, seed=seed)
+            walk, errors = Walk(model, held), {}
+            for ffn in (new.ffn for new in replacements):
+                errors[ffn.name] = _tokens(ffn, *walk.to(ffn), streams[ffn.name]).error(ffn)
+            reports = [replace(report, error=errors.get(report.name, report.error)) for report in reports]
+        agreed = agreement(original, [outputs_of(model, batch) for batch in held])
+        undo.pop_all()
+    return Report(
+        blocks=tuple(reports),
+        agreement=agreed,
+        tokens=tokens[0],
+        held_out_tokens=tokens[1],
+        model_parameters_before=before,
+        model_parameters=_parameters(model),
+        seconds=time.monotonic() - start,
+    )
+
+
+def _check_arguments(plan: Any, refine: Any, recover: Any, max_error: Any, max_tokens: Any, seed: Any) -> None:
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a Plan, such as snnk.hf.plan(model, keep=0.5) gives; got {plan!r}")
+    for name, value in (("refine", refine), ("recover", recover), ("seed", seed)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise TypeError(f"{name} must be an integer; got {value!r}")
+    at_least_zero(refine, "refine")
+    at_least_zero(recover, "recover")
+    if max_error is not None:
+        at_least_zero(max_error, "max_error")
+    _checks.positive_int(max_tokens, "max_tokens")
+
+
+def _unknowns(ffn: FFN, block: BlockPlan) -> int:
+    """Numbers to be fitted for each output of a block."""
+    return block.num_features or (ffn.in_features if block.kind == "linear" else 0)
+
+
+def _fit(ffn: FFN, block: BlockPlan, rows: Tokens, refine: int, seed: int, undo: ExitStack) -> Replacement:
+    """Put the planned features into the block's place, with the matrix that fits them to the rows; `undo` undoes it."""
+    dtype, count = _dtype(ffn), block.num_features or 0
+
+    def put(kind: Any, num_features: int | None = None) -> Replacement:
+        new = replace_(ffn, kind, num_features)
+        undo.callback(new.restore_)
+        return new
+
+    if block.kind == "drop":
+        mean = (rows.weight[:, None] * rows.y).sum(0) / rows.weight.sum()
+        return put("drop").fill_(None, mean.to(dtype))
+    if block.kind in FEATURES[1:]:
+        fm = make_map(ffn, block.kind, count, seed=seed + ffn.index)
+        if isinstance(fm, ProjectedURF):
+            bias = ffn.up_bias()
+            fm.calibrate(
+                rows.x[:4096].cpu().float(), ffn.up_weight().cpu().float(), None if bias is None else bias.cpu().float()
+            )
+        new = put(fm.to(ffn.up_weight()))
+    elif block.kind == "linear":
+        new = put("linear")
+    else:
+        stats = rows.sums(lambda x: ffn.hidden(x.to(dtype)), ffn.width)
+        gram, cross, _ = stats.centred()
+        scaled = cross * rows.scale.double().cpu()
+        order, _ = choose_atoms(gram, scaled, count, PENALTY * float(gram.diagonal().mean()))
+        new = put("atoms", count).copy_rows_(order)
+        _solve(new, stats.select(order))
+        if not refine:
+            return new
+        modules = [m.float() for m in (new.up, new.gate, new.down) if m is not None]  # bfloat16 would lose the steps
+        refine_(
+            lambda x: ffn.forward(x.float()),
+            [p for module in modules for p in module.parameters()],
+            rows.x,
+            rows.y,
+            rows.weight,
+            rows.scale,
+            steps=refine,
+            seed=seed,
+        )
+        for module in modules:
+            module.to(dtype)
+    size = new.down.weight.shape[1]
+    _solve(new, rows.sums(lambda x: new.phi(x.to(dtype)), size))
+    return new
+
+
+def _solve(new: Replacement, stats: RidgeStats) -> None:
+    bias = new.down.bias is not None
+    if not bias:  # all neurons of a block without biases: sums about 0 whose means are 0 have no intercept
+        stats.reshift_(torch.zeros_like(stats.shift)).sums[:, 0, 1:] = 0
+    solution = stats.solve("gcv")
+    new.fill_(solution.weight, solution.bias if bias else None)
+
+
+def _streams(model: Any, ffns: list[FFN], batches: list[Any]) -> dict[str, list[Tensor]]:
+    """The residual stream behind each block, tokens without padding, for each batch."""
+    found: dict[str, list[Tensor]] = {ffn.name: [] for ffn in ffns}
+
+    def note(ffn: FFN, seen: Observation) -> None:
+        found[ffn.name].append(flat(seen.sum, batch))
+
+    with observe(ffns, note):
+        for batch in batches:
+            model(**place(batch, model))
+    return found
+
+
+def _tokens(ffn: FFN, inputs: list[Tensor], residuals: list[Tensor], streams: list[Tensor]) -> Tokens:
+    """The rows of a block: of each batch its inputs and the stream around it now, and the stream behind it before."""
+    stream = torch.cat(streams).float()
+    weight, scale = importance(ffn, stream)
+    y = stream - torch.cat(residuals).float()
+    if ffn.scale is not None:  # the block's output is multiplied with it
+        factor = ffn.scale.detach().float()
+        y = y / torch.where(factor.abs() < 1e-6, torch.full_like(factor, math.inf), factor)
+    return Tokens(torch.cat(inputs), y, weight, scale)
+
+
+def _divide(
+    model: Any, ffns: list[FFN], batches: Iterable[Any], max_tokens: int
+) -> tuple[list[Any], list[Any], tuple[int, int]]:
+    """Batches to fit to and batches held out, and how many tokens each have."""
+    used: list[Any] = []
+    counts: list[int] = []
+    for batch in each(batches):
+        used.append(batch)
+        counts.append(_count(model, ffns[0], batch))
+        if sum(counts) >= max_tokens:
+            break
+    if len(used) < 2:
+        raise ValueError(f"at least two batches are needed, one of them held out; got {len(used)}")
+    held = list(range(HELD_OUT - 1, len(used), HELD_OUT)) or [len(used) - 1]
+    training = [i for i in range(len(used)) if i not in held]
+    tokens = sum(counts[i] for i in training), sum(counts[i] for i in held)
+    return [used[i] for i in training], [used[i] for i in held], tokens
+
+
+def _count(model: Any, ffn: FFN, batch: Mapping[str, Any]) -> int:
+    """Tokens that are not padding; without a mask, as for images, the model must be asked what it makes of a batch."""
+    if "attention_mask" in batch and "pixel_values" not in batch:
+        return int(batch["attention_mask"].bool().sum())
+    return len(Walk(model, [batch]).to(ffn)[0][0])
+
+
+def _dtype(ffn: FFN) -> torch.dtype:
+    weight: Tensor = ffn.slot("down").bias if ffn.kind == "drop" else ffn.slot("down").weight
+    return weight.dtype
+
+
+def _parameters(model: Any) -> int:
+    return sum(tensor.numel() for tensor in stored(model).values())

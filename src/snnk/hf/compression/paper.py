@@ -1,0 +1,91 @@
+r"""The paper's own way (section 4.4, appendix "Uptraining Transformers"): replace, train with labels, bundle.
+
+f(x) = W2 gelu(W1 x + b1) + b2 becomes W2 A phi(x) + b2 with A = psi(W1, b1), (4d, m), m = 8; A and W2 are trained
+with the rest of the model in any loop; then W2 A is one (d, m) matrix. `compress_` needs no labels and keeps more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from snnk.hf.architectures import FFN, find_ffns
+from snnk.hf.compression.planning import KEPT, choose_layers
+from snnk.hf.replace import Replacement, replace_, set_slot
+from snnk.maps import FeatureMap
+from snnk.nn.linear import SNNKLinear
+
+
+def replace_ffn_(
+    model: Any,
+    layers: str | Iterable[int] = "top-6",
+    *,
+    num_features: int = 8,
+    feature_map: Any = "relu",
+    seed: int = 0,
+    **options: Any,
+) -> list[FFN]:
+    """Put SNNK layers in the place of the first linear layer and activation of feed-forward blocks, to be trained.
+
+    Args:
+        model: a transformers model with any head.
+        layers: "all", "top-6" (the last six), or a list of their numbers.
+        num_features: number m of features.
+        feature_map: a name in FEATURE_MAPS; A starts as its psi(W1, b1).
+        seed, **options: of the maps; each block draws its own.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> sizes = dict(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, vocab_size=9)
+        >>> model = BertModel(BertConfig(**sizes)).eval()
+        >>> _ = replace_ffn_(model, "top-1")
+        >>> before = model(torch.arange(9)[None]).last_hidden_state
+        >>> bundle_(model)[0].down.weight.shape
+        torch.Size([8, 8])
+        >>> bool(torch.allclose(model(torch.arange(9)[None]).last_hidden_state, before, atol=1e-5))
+        True
+    """
+    if isinstance(feature_map, FeatureMap):
+        raise TypeError("feature_map must be a name here: every block draws a map of its own")
+    ffns = choose_layers(find_ffns(model), layers)
+    for ffn in ffns:
+        if ffn.gated:
+            raise ValueError(f"{ffn.name} is gated, no f(Wx + b) that features of it could stand for; use compress_")
+        if ffn.kind != KEPT or isinstance(ffn.slot("up"), SNNKLinear):
+            raise ValueError(f"{ffn.name} was replaced already; start from the original model")
+    for ffn in ffns:
+        weight, bias = ffn.up_weight().detach(), ffn.up_bias()
+        layer = SNNKLinear(
+            ffn.in_features,
+            ffn.width,
+            num_features,
+            feature_map,
+            bias is not None,
+            seed=seed + ffn.index,
+            weights=(weight, None if bias is None else bias.detach()),
+            device=weight.device,
+            dtype=weight.dtype,
+            **options,
+        )
+        set_slot(ffn.block, ffn.row.up, layer)
+        set_slot(ffn.block, ffn.row.activation, nn.Identity())
+    return ffns
+
+
+@torch.no_grad()
+def bundle_(model: Any) -> list[Replacement]:
+    """Merge every SNNK layer that `replace_ffn_` put in with the linear layer behind it, in place."""
+    ffns = [ffn for ffn in find_ffns(model) if isinstance(ffn.slot("up"), SNNKLinear)]
+    if not ffns:
+        raise ValueError("no block of the model holds an SNNK layer; replace_ffn_ puts them there")
+    done = []
+    for ffn in ffns:
+        layer: SNNKLinear = ffn.slot("up")
+        weight, bias = ffn.down_weight().double() @ layer.weight.double(), ffn.down_bias()
+        place: Any = {"device": layer.weight.device, "dtype": layer.weight.dtype}
+        set_slot(ffn.block, ffn.row.up, nn.Linear(ffn.in_features, ffn.width, device="meta"))  # what replace_ expects
+        done.append(replace_(ffn, layer.feature_map, **place).fill_(weight, bias))
+    return done

@@ -1,0 +1,392 @@
+r"""What to replace each feed-forward block with, chosen for all of them together.
+
+With inputs, one pass gathers for each block the sums of its hidden features phi and its inputs x against its outputs y,
+each token weighted by 1 / variance of the residual stream there and each coordinate by the scale of the LayerNorm
+behind: an error then counts as much as it changes what the next layer reads. From these sums follow, without another
+look at the data, the error of every number of atoms (they are nested), of a linear map, and of a constant. The plan
+takes for each block the choice of least error + mu parameters, with one price mu for all blocks that meets the budget,
+and spends what is left where it lessens the error most.
+"""
+
+from __future__ import annotations
+
+import numbers
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from snnk import _checks, _io
+from snnk.hf.architectures import FFN, find_ffns
+from snnk.hf.cost import stored
+from snnk.hf.models import each, evaluating, in_memory, place
+from snnk.hf.record import Observation, observe, tokens_of
+from snnk.hf.replace import replace_
+from snnk.maps import ArcCosine, FeatureMap, ProjectedURF
+from snnk.ridge.atoms import choose_atoms
+from snnk.ridge.sums import RidgeStats
+
+FORMAT = "snnk.Plan/1"
+UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9}
+PENALTY = 1e-4  # of atoms while they are chosen, relative to the mean of the Gram matrix's diagonal
+STEPS = 48  # numbers of atoms that are weighed up for a block
+FEATURES = ("atoms", "relu", "cos")
+KEPT = "dense"  # the kind of a block that stays as it is
+KINDS = (*FEATURES, "linear", "drop", KEPT)
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """One block: what it becomes, and numbers stored and multiply-adds for a token before and after."""
+
+    name: str
+    kind: str
+    num_features: int | None
+    width: int
+    parameters_before: int
+    parameters: int
+    multiply_adds_before: int
+    multiply_adds: int
+    predicted_error: float | None = None  # squared, over the variance of the block's weighted outputs
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"the name of a block must be a text; got {self.name!r}")
+        _checks.choose(self.kind, KINDS, f"kind of {self.name}")
+        if self.kind in FEATURES:
+            m = _checks.positive_int(self.num_features, f"num_features of {self.name}")
+            if self.kind == "cos":
+                _checks.even_features(m)
+        elif self.num_features is not None:
+            raise ValueError(f"{self.name} ({self.kind}) has no features to count; got {self.num_features!r}, not None")
+        for name in ("width", "parameters_before", "multiply_adds_before", "parameters"):
+            _checks.positive_int(getattr(self, name), f"{name} of {self.name}")
+        at_least_zero(self.multiply_adds, f"multiply_adds of {self.name}")  # a constant takes none
+        if self.predicted_error is not None:
+            at_least_zero(self.predicted_error, f"predicted_error of {self.name}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `compress_` is to do with each block of a model; `save` and `load` keep it as JSON."""
+
+    model_type: str
+    blocks: tuple[BlockPlan, ...]
+
+    def __post_init__(self) -> None:
+        twice = [name for name, count in Counter(block.name for block in self.blocks).items() if count > 1]
+        if not self.blocks or twice:
+            raise ValueError(f"a plan has one or more blocks, each once; got {f'{twice} twice' if twice else 'none'}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Plan:
+        """The plan that `to_dict` gave; a ValueError or TypeError says what is wrong with another."""
+        found = stored.get("format") if isinstance(stored, Mapping) else type(stored).__name__
+        if found != FORMAT:
+            raise ValueError(f"a plan has the format {FORMAT!r}; got {found!r}")
+        kind, blocks, keys = stored.get("model_type"), stored.get("blocks"), {field.name for field in fields(BlockPlan)}
+        if not isinstance(kind, str) or not isinstance(blocks, list | tuple):
+            raise ValueError(f"a plan has a model_type and a list of blocks; got {kind!r} and {type(blocks).__name__}")
+        for block in blocks:
+            if not isinstance(block, Mapping) or set(block) != keys:
+                raise ValueError(f"a block of a plan has the keys {', '.join(sorted(keys))}; got {str(block)[:500]}")
+        return cls(kind, tuple(BlockPlan(**block) for block in blocks))
+
+    def save(self, path: str | Path) -> None:
+        _io.write_json(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        try:
+            return cls.from_dict(_io.read_json(path, "a plan of snnk"))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path} is no plan of snnk: {error}") from error
+
+    def check(self, model: Any) -> list[FFN]:
+        """The blocks of the model that the plan is for, their weights in memory, or a ValueError."""
+        ffns = find_ffns(model)
+        found = {ffn.name: (ffn.width, ffn.parameters) for ffn in ffns}
+        wanted = {block.name: (block.width, block.parameters_before) for block in self.blocks}
+        if self.model_type != model.config.model_type or wanted.items() - found.items():
+            raise ValueError(
+                f"the plan is for a {self.model_type!r} model with blocks {_few(wanted)}; "
+                f"this is a {model.config.model_type!r} model with {_few(found)}"
+            )
+        by_name = {ffn.name: ffn for ffn in ffns}
+        for block in self.blocks:
+            most = _most(by_name[block.name], block.kind)
+            if (block.num_features or 0) > most:
+                raise ValueError(
+                    f"{block.name} has room for {most} {block.kind}; got num_features {block.num_features}"
+                )
+        return in_memory([ffn for ffn in ffns if ffn.name in wanted])
+
+    def __str__(self) -> str:
+        lines = [f"{'block':<22}{'becomes':<14}{'parameters':>24}{'multiply-adds':>24}{'predicted error':>18}"]
+        for b in self.blocks:
+            what = b.kind if b.num_features is None else f"{b.num_features} {b.kind}"
+            error = "" if b.predicted_error is None else f"{b.predicted_error:.4f}"
+            sizes = f"{b.parameters_before:,} -> {b.parameters:,}"
+            work = f"{b.multiply_adds_before:,} -> {b.multiply_adds:,}"
+            lines.append(f"{b.name:<22}{what:<14}{sizes:>24}{work:>24}{error:>18}")
+        before, after = sum(b.parameters_before for b in self.blocks), sum(b.parameters for b in self.blocks)
+        return "\n".join([*lines, f"in all {before:,} -> {after:,} parameters, {after / before:.3f}"])
+
+
+def plan(
+    model: Any,
+    keep: float | None = None,
+    *,
+    target_size: str | float | None = None,
+    target_speedup: float | None = None,
+    layers: str | Iterable[int] = "all",
+    features: str = "atoms",
+    batches: Iterable[Mapping[str, Tensor]] | None = None,
+) -> Plan:
+    """Decide what the feed-forward blocks of a model become.
+
+    Args:
+        model: a transformers model with any head.
+        keep: the part of these blocks' features to keep, above 0 to 1, which but for biases is that of their
+            parameters; for random features in a gated block, and with batches, that of parameters. Or one of:
+        target_size: of the whole model in memory, "200MB" or a number of bytes, at most.
+        target_speedup: how many times fewer multiply-adds a token is to take in the model's linear layers, at least;
+            what attention does between tokens is not counted.
+        layers: "all", "top-6" (the last six), or a list of their numbers.
+        features: "atoms", neurons of the block itself; or random features, "relu" or "cos".
+        batches: typical inputs of the model. Without them every block keeps the same share; with them (atoms only, and
+            at least two tokens for each neuron of a block), counts are chosen jointly, and a block may also become
+            linear, a constant, or stay.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, vocab_size=9))
+        >>> [(block.kind, block.num_features) for block in plan(model, keep=0.25).blocks]
+        [('atoms', 768), ('atoms', 768)]
+    """
+    _checks.choose(features, FEATURES, "features")
+    ffns = choose_layers(find_ffns(model), layers)
+    replaced = [ffn.name for ffn in ffns if ffn.kind not in (KEPT, "atoms")]
+    if replaced:
+        raise ValueError(f"{', '.join(replaced)} were replaced already; start from the original model")
+    budget, unit = _budget(model, ffns, keep, target_size, target_speedup)
+    if batches is None:
+        share = budget / sum(getattr(ffn, unit) for ffn in ffns)
+        same = [_share(ffn, features, share, unit, target=keep is None) for ffn in ffns]
+        return Plan(model.config.model_type, tuple(same))
+    if features != "atoms":
+        raise ValueError(f"counts are chosen jointly for atoms only; got features={features!r} with batches")
+    options = [_options(ffn, stats) for ffn, stats in sums(in_memory(ffns), model, batches)]
+    return Plan(model.config.model_type, tuple(_allocate(options, budget, unit)))
+
+
+def enough(tokens: int, most: int) -> None:
+    """Refuse fewer than two tokens a feature: such a fit, and its error, mean nothing."""
+    if tokens < 2 * most:
+        raise ValueError(
+            f"{tokens} tokens are too few to fit {most} features; give at least {2 * most}, better {10 * most}"
+        )
+
+
+def importance(ffn: FFN, stream: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights of tokens (n,) and scales of outputs (out,) by which an error changes what the next layer reads."""
+    spread = stream.float().var(-1, correction=0)
+    rows = 1 / spread.clamp_min(1e-6 * float(spread.mean()) + 1e-30)
+    norm = getattr(ffn.norm, "weight", None)
+    columns = torch.ones(ffn.out_features, device=stream.device) if norm is None else norm.detach().abs().float()
+    return rows, columns if ffn.scale is None else columns * ffn.scale.detach().abs().float()
+
+
+def sums(ffns: list[FFN], model: Any, batches: Iterable[Mapping[str, Tensor]]) -> Iterator[tuple[FFN, RidgeStats]]:
+    """For each block: (phi, x) against outputs, weighted by importance; one pass over the batches."""
+    found = {
+        ffn.name: RidgeStats(ffn.width + ffn.in_features, ffn.out_features, block_dtype=torch.float32) for ffn in ffns
+    }
+
+    def add(ffn: FFN, seen: Observation) -> None:
+        mask = tokens_of(batch, seen.inputs.shape[:-1])
+        x, y, stream = (t.flatten(0, -2)[mask] for t in (seen.inputs, seen.outputs, seen.sum))
+        phi = torch.cat([ffn.hidden(x), x], 1)
+        found[ffn.name].update(phi.cpu(), y.float().cpu(), importance(ffn, stream)[0].cpu())
+
+    with evaluating(model), torch.no_grad(), observe(ffns, add):
+        for batch in each(batches):
+            model(**place(batch, model))
+    rows = int(next(iter(found.values())).rows.sum())
+    if not rows:
+        raise ValueError("there were no batches to calibrate with")
+    enough(rows, max(max(ffn.width, ffn.in_features) for ffn in ffns))
+    yield from ((ffn, found[ffn.name]) for ffn in ffns)
+
+
+def _options(ffn: FFN, stats: RidgeStats) -> list[tuple[BlockPlan, float]]:
+    """What the block may become, with the damage of each: weighted squared error for a unit of token weight."""
+    gram, cross, power = stats.centred()
+    scale, weight = importance(ffn, torch.ones(1, ffn.out_features))[1].double().cpu(), float(stats.sums[0, 0, 0])
+    w, total = ffn.width, max(float((power * scale.square()).sum()), 1e-30)
+    penalty = PENALTY * float(gram.diagonal()[:w].mean())
+    _, gains = choose_atoms(gram[:w, :w], cross[:w] * scale, w, penalty)
+    left = total - gains.cumsum(0)
+    linear = stats.select(torch.arange(w, w + ffn.in_features)).solve("gcv")
+    rest = float((linear.residual * scale.square()).sum()) * weight
+    choices: list[tuple[str, int | None, float]] = [("drop", None, total), ("linear", None, rest), (KEPT, None, 0.0)]
+    step = max(2, w // STEPS // 2 * 2)
+    choices += [("atoms", m, float(left[m - 1])) for m in range(step, w, step)]
+    return [(_option(ffn, kind, m, max(e, 0.0) / total), max(e, 0.0) / weight) for kind, m, e in choices]
+
+
+def _allocate(options: list[list[tuple[BlockPlan, float]]], budget: float, unit: str) -> list[BlockPlan]:
+    """For each block the option of least damage + price * unit, at the least price that meets the budget.
+
+    Between two prices a block may jump by much: what is left is then spent by damage saved for each unit.
+    """
+    cost = attrgetter(unit)
+
+    def choose(price: float) -> list[tuple[BlockPlan, float]]:
+        return [min(block, key=lambda o: o[1] + price * cost(o[0])) for block in options]
+
+    def spent(chosen: list[tuple[BlockPlan, float]]) -> int:
+        return sum(cost(block) for block, _ in chosen)
+
+    low, high = 1e-30, max(damage for block in options for _, damage in block) + 1.0  # prices of one unit
+    least = spent(choose(high))
+    if least > budget:
+        what = unit.replace("_", "-")
+        raise ValueError(f"even with constants for blocks {least:,} {what} are left; the budget is {budget:,.0f}")
+    for _ in range(100):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if spent(choose(middle)) > budget else (low, middle)
+    chosen = choose(high)
+    while True:
+        left = budget - spent(chosen)
+        better = [
+            ((damage - new[1]) / (cost(new[0]) - cost(block)), i, j)
+            for i, (block, damage) in enumerate(chosen)
+            for j, new in enumerate(options[i])
+            if new[1] < damage and 0 < cost(new[0]) - cost(block) <= left
+        ]
+        if not better:
+            return [block for block, _ in chosen]
+        _, i, j = max(better)
+        chosen[i] = options[i][j]
+
+
+def _share(ffn: FFN, features: str, share: float, unit: str, target: bool) -> BlockPlan:
+    """A share of the block's features; of its `unit`, never more, for a target and where features cost otherwise."""
+    if not target and not (ffn.gated and features != "atoms"):
+        count = max(2, int(share * ffn.width) // 2 * 2)
+        return _option(ffn, features, count) if count < ffn.width else _option(ffn, KEPT, None)
+    if share >= 1:
+        return _option(ffn, KEPT, None)
+    allowed = share * getattr(ffn, unit) + 1e-6  # rounding must not cost two features
+    two, four = (getattr(_option(ffn, features, m), unit) for m in (2, 4))
+    count = 2 + int((allowed - two) // (four - two)) * 2  # what features cost is linear in their number
+    if count < 2 and target:
+        raise ValueError(
+            f"the target cannot be reached with equal shares: {ffn.name} may take {allowed:,.0f} "
+            f"{unit.replace('_', '-')}, and 2 {features} take {two:,}. "
+            "Choose an easier target, or give batches, with which blocks may become constants"
+        )
+    return _option(ffn, features, max(2, count))
+
+
+def _most(ffn: FFN, kind: str) -> int:
+    """Features that a block may have: its neurons, or so many random ones that their matrix is as large as it is."""
+    return ffn.width if kind == "atoms" else ffn.parameters // ffn.out_features
+
+
+def _option(ffn: FFN, kind: str, count: int | None, error: float | None = None) -> BlockPlan:
+    before = ffn.parameters, ffn.multiply_adds
+    after, width = before, ffn.width
+    if kind != KEPT:
+        random = make_map(ffn, kind, count, device="meta") if kind in FEATURES[1:] and count else None
+        new = replace_(ffn, kind if random is None else random, None if random else count, device="meta")
+        after = ffn.parameters, ffn.multiply_adds
+        new.restore_()
+    return BlockPlan(ffn.name, kind, count, width, before[0], after[0], before[1], after[1], error)
+
+
+def make_map(ffn: FFN, kind: str, count: int, *, seed: int = 0, device: Any = None) -> FeatureMap:
+    """Random features of a block's inputs, "relu" or "cos", for a fitted matrix behind them."""
+    if kind == "relu":
+        return ArcCosine(ffn.in_features, count, augment=True, seed=seed, device=device)
+    return ProjectedURF(ffn.in_features, count, "gelu", on_error="ignore", seed=seed, device=device)
+
+
+def choose_layers(ffns: list[FFN], layers: str | Iterable[int]) -> list[FFN]:
+    """All, the last k ("top-k"), or those of these numbers."""
+    if layers == "all":
+        return ffns
+    if isinstance(layers, str):
+        top = re.fullmatch(r"top-(\d+)", layers)
+        if not top or not 0 < int(top[1]) <= len(ffns):
+            raise ValueError(f"layers must be 'all', 'top-1' to 'top-{len(ffns)}', or a list; got {layers!r}")
+        return ffns[-int(top[1]) :]
+    chosen = list(layers) if isinstance(layers, Iterable) else [None]
+    if any(isinstance(i, bool) or not isinstance(i, numbers.Integral) for i in chosen):
+        raise TypeError(f"layers must be 'all', 'top-1' to 'top-{len(ffns)}', or a list of integers; got {layers!r}")
+    chosen = sorted({int(i) for i in chosen})
+    if not chosen or chosen[0] < 0 or chosen[-1] >= len(ffns):
+        raise ValueError(f"layers must be among 0 to {len(ffns) - 1}; got {chosen}")
+    return [ffns[i] for i in chosen]
+
+
+def _budget(model: Any, ffns: list[FFN], keep: Any, size: Any, speedup: Any) -> tuple[float, str]:
+    """What the blocks may take, and the attribute of a block plan that says it."""
+    if sum(x is not None for x in (keep, size, speedup)) != 1:
+        raise ValueError(f"give one of keep, target_size, target_speedup; got {keep!r}, {size!r}, {speedup!r}")
+    here = sum(ffn.parameters for ffn in ffns)
+    if keep is not None:
+        if not _is_number(keep) or not 0 < keep <= 1:
+            raise ValueError(f"keep must be above 0 and at most 1; got {keep!r}")
+        return float(keep) * here, "parameters"
+    if size is not None:
+        whole = sum(tensor.nbytes for tensor in stored(model).values())
+        one = ffns[0].up_weight().element_size()
+        wanted, rest = _bytes(size), whole - here * one
+        if wanted <= rest:
+            raise ValueError(
+                f"target_size {size} cannot be reached: without these blocks the model takes {rest / 1e6:.1f} MB"
+            )
+        return min(float(here), (wanted - rest) / one), "parameters"
+    work = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear | Conv1D))
+    blocks = sum(ffn.multiply_adds for ffn in ffns)
+    most = work / max(work - blocks, 1)
+    if not _is_number(speedup) or not 1 <= speedup < most:
+        raise ValueError(f"target_speedup must be from 1 to {most:.2f}, all that these blocks take; got {speedup!r}")
+    return work / float(speedup) - (work - blocks), "multiply_adds"
+
+
+def _bytes(size: Any) -> float:
+    number, unit = size, ""
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([KMG]?B?)\s*", size.upper())
+        number, unit = (float(match[1]), match[2]) if match else (None, "")
+    if not _is_number(number) or not 0 < number < float("inf") or unit not in UNITS:
+        raise ValueError(f"target_size must be like '200MB' or a positive number of bytes; got {size!r}")
+    return float(number) * UNITS[unit]
+
+
+def _is_number(value: Any) -> bool:
+    """Also of numpy, but no bool."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def at_least_zero(value: Any, name: str) -> None:
+    if not _is_number(value) or not 0 <= value < float("inf"):
+        raise ValueError(f"{name} must be a number of at least 0; got {value!r}")
+
+
+def _few(blocks: Mapping[str, tuple[int, int]]) -> str:
+    shown = [f"{name} ({width} wide, {size:,} parameters)" for name, (width, size) in list(blocks.items())[:2]]
+    return ", ".join(shown) + (f" and {len(blocks) - 2} more" if len(blocks) > 2 else "")

@@ -1,0 +1,173 @@
+"""Saving and loading compressed models by transformers' own save_pretrained and from_pretrained.
+
+transformers rebuilds modules before it loads weights for models with a `quantization_config`; that is where replaced
+blocks come back, for every head, dtype and device map. Nothing here is quantised: after loading, the model is a plain
+one again, that trains, casts and saves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+from transformers.quantizers.auto import (
+    AUTO_QUANTIZATION_CONFIG_MAPPING,
+    AUTO_QUANTIZER_MAPPING,
+    register_quantization_config,
+    register_quantizer,
+)
+from transformers.quantizers.base import HfQuantizer
+
+from snnk import _io
+from snnk.hf.architectures import find_ffns
+from snnk.hf.classify.sites import Pooler, rebuild_pooler_
+from snnk.hf.models import check_folder, refuse_keys, refuse_nan, refuse_sizes, some
+from snnk.hf.replace import METHOD, SNNKQuantizationConfig, note_, rebuild_
+
+
+class SNNKQuantizer(HfQuantizer):
+    """Rebuilds replaced blocks inside from_pretrained, and sees to it that every tensor was in the file."""
+
+    requires_calibration = True  # transformers then refuses to quantise while loading: compress_ does that
+
+    def __init__(self, quantization_config: Any, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.pooler: Pooler | None = None
+        self.source = "the file"
+        self.saved_class: str | None = None  # that the file is of
+        self.info: Any = None  # transformers' lists of missing and unexpected keys
+
+    def update_attn_implementation(self, config: Any) -> Any:
+        """The only step that sees the configuration before the model is made: a local folder's sizes are checked."""
+        folder = Path(config.name_or_path or "")
+        if any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+            check_folder(folder)
+        return config
+
+    def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
+        config: Any = self.quantization_config
+        blocks, pooler = config.blocks, config.pooler
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config  # written again as the blocks are replaced
+        ffns = {ffn.name: ffn for ffn in find_ffns(model)} if blocks else {}
+        unknown = sorted(set(blocks) - set(ffns))
+        if unknown:
+            raise ValueError(f"quantization_config names {', '.join(unknown)}; the model has {', '.join(ffns)}")
+        files = [str(file) for file in kwargs.get("checkpoint_files") or []]
+        self.source = some(files) or self.source
+        self.saved_class = next(iter(model.config.architectures or []), None)
+        refuse_sizes(model, files)
+        room = sum(os.path.getsize(file) for file in files) if files else 2**40
+        for name, entry in blocks.items():
+            rebuild_(ffns[name], entry, room)
+        if pooler is not None:
+            self.pooler = rebuild_pooler_(model, pooler, room)
+        self.shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+        elsewhere = "" if self.pooler is None or self.pooler.fits else self.pooler.site.new[0]
+        _check_keys(files, self.shapes, elsewhere)
+        self._listen(model)
+
+    def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
+        self._check(model)
+        if self.pooler is not None and not self.pooler.fits:
+            note_(self.pooler.configs, None, None)  # the file's head is not part of this model
+        # transformers would refuse .half(), training, and saving as if these were integers
+        del model.hf_quantizer, model.quantization_method
+        model.is_quantized = False  # type: ignore[assignment]
+        for module in model.modules():
+            if isinstance(module, PreTrainedModel):
+                module.config._is_quantized = False
+        return model
+
+    def _listen(self, model: PreTrainedModel) -> None:
+        """Keep the lists of keys that from_pretrained makes, and gives to callers only who ask for them."""
+        adjust: Any = model._adjust_missing_and_unexpected_keys
+
+        def listen(info: Any) -> None:
+            adjust(info)
+            self.info = info
+
+        model._adjust_missing_and_unexpected_keys = listen  # type: ignore[assignment, method-assign]
+
+    def _check(self, model: PreTrainedModel) -> None:
+        """transformers checks no shapes when there is a quantizer, and only logs what is missing."""
+        del model._adjust_missing_and_unexpected_keys
+        tensors = model.state_dict(keep_vars=True)
+        wrong = [
+            f"{key} {tuple(tensors[key].shape)} instead of {shape}"
+            for key, shape in self.shapes.items()
+            if key in tensors and tuple(tensors[key].shape) != shape
+        ]
+        if wrong:
+            raise ValueError(f"{self.source} does not fit the model: {', '.join(wrong)}")
+        config: Any = self.quantization_config
+        parts = {ffn.name: ffn.block for ffn in find_ffns(model) if ffn.kind != "dense"} if config.blocks else {}
+        if self.pooler is not None and self.pooler.fits:
+            parts[self.pooler.site.new[0]] = self.pooler.dense
+            if self.pooler.kind == "head" and self.pooler.classifier is not None:
+                parts[self.pooler.site.new[1]] = self.pooler.classifier
+        missing = [
+            f"{name}.{key}"
+            for name, part in parts.items()
+            for key, tensor in part.state_dict(keep_vars=True).items()
+            # offloaded weights are on the meta device and are read when they are needed
+            if not tensor.is_meta and not getattr(tensor, "_is_hf_initialized", False)
+        ]
+        if missing:
+            raise ValueError(f"{self.source} has no {', '.join(missing)}")
+        if self.info is None:
+            raise ValueError("this version of transformers does not say which keys are missing; install another")
+        refuse_keys(model, self.info.missing_keys, self.info.unexpected_keys, self.source, self.saved_class)
+        refuse_nan(model, self.source)
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return True
+
+    @property
+    def is_qat_trainable(self) -> bool:
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+
+def _check_keys(files: list[str], wanted: Iterable[str], elsewhere: str) -> None:
+    """No feature map in the files that the configuration does not know of, or that is not part of a head left out.
+
+    transformers only logs unexpected keys, and may rename keys (ViT), but not what follows a map's name, which is ours.
+    """
+    if not all(str(file).endswith(".safetensors") for file in files):
+        raise ValueError(f"compressed models are saved as safetensors only; got {', '.join(map(str, files))}")
+    found: Counter[str] = Counter()
+    for file in files:
+        with _io.open_tensors(file) as tensors:
+            found.update(_map_tensors(k for k in tensors.keys() if not elsewhere or f"{elsewhere}." not in k))  # noqa: SIM118
+    extra = found - Counter(_map_tensors(wanted))
+    if files and extra:
+        raise ValueError(f"{some(files)} has feature maps that quantization_config does not name: {dict(extra)}")
+
+
+def _map_tensors(keys: Iterable[str]) -> Iterator[str]:
+    """What follows the name of a feature map in keys: `map` in blocks, `feature_map` in SNNK layers."""
+    for key in keys:
+        before, _, name = key.replace(".feature_map.", ".map.").rpartition(".map.")
+        if before:
+            yield name
+
+
+def register() -> None:
+    """Tell transformers how to load compressed models; `import snnk.hf` does it."""
+    if METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        register_quantization_config(METHOD)(SNNKQuantizationConfig)
+    if METHOD not in AUTO_QUANTIZER_MAPPING:
+        register_quantizer(METHOD)(SNNKQuantizer)

@@ -1,0 +1,328 @@
+r"""What may stand in the place of a feed-forward block, and the JSON that says so.
+
+    atoms      y = A f(W' x + b') + c, W' (m, d); gated: y = A (f(Wg' x + bg') * (W' x + b')) + c
+    features   y = A phi(x) + c, phi a feature map with m features: the bundled block of section 4.4
+    linear     y = A x + c
+    drop       y = c
+
+The new modules, of zeros, go into the slots of the old ones, so that dropout, residual and LayerNorm stay as they are.
+A file that is loaded without snnk must fail and not come up with random weights: where no shape differs by itself, a
+tensor `weight` of shape [0] takes care of that.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from snnk import _checks
+from snnk.hf.architectures import FFN, weight_of
+from snnk.maps import FEATURE_MAPS, FeatureMap, make_feature_map
+from snnk.maps.files import CLASSES, from_config, to_config
+
+METHOD = "snnk"  # the quant_method of config.json
+PLAIN = ("linear", "drop")  # kinds without features
+KINDS = ("atoms", *PLAIN, "features", *FEATURE_MAPS)
+POOLER_KINDS = ("layer", "head")  # what may stand in the place of a pooler, in poolers.py
+
+
+class Pass(nn.Module):
+    """The identity, with a `weight` of shape [0]."""
+
+    weight: Tensor
+
+    def __init__(self, features: int, *, device: Any = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.in_features = self.out_features = features
+        self.register_buffer("weight", torch.empty(0, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Features(Pass):
+    """phi(x) of a feature map: (*, in_features) -> (*, num_features)."""
+
+    def __init__(self, feature_map: FeatureMap, *, device: Any = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__(feature_map.in_features, device=device, dtype=dtype)
+        self.out_features = feature_map.num_features
+        self.map = feature_map.to(device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.map(x)
+
+
+class Constant(Pass):
+    """The vector `bias` for every token: (*, any) -> (*, out_features)."""
+
+    def __init__(self, out_features: int, *, device: Any = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__(0, device=device, dtype=dtype)  # GPT-2 asks for its weight while loading
+        self.out_features = out_features
+        self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bias.expand(*x.shape[:-1], self.out_features)
+
+
+class SNNKQuantizationConfig(QuantizationConfigMixin):
+    """`quantization_config` of config.json: which blocks, and whether the pooler, are replaced, by what.
+
+    Args:
+        blocks: {layer name: {"kind": ..., "num_features": ..., "map": ...}}; the latter two where the kind has them.
+        pooler: None, or {"name": ..., "kind": "layer" or "head", "num_features": ..., "map": ...}.
+
+    Example:
+        >>> SNNKQuantizationConfig({"encoder.layer.0": {"kind": "atoms", "num_features": 8}}).to_dict()["quant_method"]
+        'snnk'
+    """
+
+    pooler: dict[str, Any] | None = None
+
+    def __init__(self, blocks: Any = None, quant_method: str = METHOD, pooler: Any = None, **unknown: Any) -> None:
+        if quant_method != METHOD or unknown or not isinstance(blocks, dict):
+            keys = {"quant_method": quant_method, "blocks": blocks, **unknown}
+            raise ValueError(f"quantization_config must be quant_method {METHOD!r} and blocks; got {str(keys)[:500]}")
+        for name, entry in blocks.items():
+            _check_entry(name, entry)
+        self.quant_method: Any = METHOD
+        self.blocks: dict[str, dict[str, Any]] = copy.deepcopy(blocks)
+        if pooler is not None:  # else a file says nothing of it
+            _check_pooler(pooler)
+            self.pooler = copy.deepcopy(pooler)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of a dict, which transformers takes the configuration of a model in memory for."""
+        return getattr(self, key, default)
+
+
+def _check_entry(name: Any, entry: Any) -> None:
+    """A closed table: known kinds, no more and no fewer keys than the kind has, sizes that are sizes."""
+    if not isinstance(name, str) or not isinstance(entry, dict):
+        raise ValueError(f"blocks must be {{name: {{kind: ...}}}}; got {name!r}: {entry!r}")
+    kind = _checks.choose(entry.get("kind"), KINDS, f"kind of {name}")
+    wanted = {"kind"} if kind in PLAIN else {"kind", "num_features"} | ({"map"} if kind != "atoms" else set())
+    if set(entry) != wanted:
+        raise ValueError(f"{name} ({kind}) must have the keys {sorted(wanted)}; got {sorted(map(str, entry))}")
+    _check_sizes(name, entry)
+
+
+def _check_pooler(entry: Any) -> None:
+    wanted = ["kind", "map", "name", "num_features"]
+    if not isinstance(entry, dict) or sorted(map(str, entry)) != wanted or not isinstance(entry["name"], str):
+        raise ValueError(f"pooler must have the keys {wanted}; got {str(entry)[:500]}")
+    _checks.choose(entry["kind"], POOLER_KINDS, "kind of pooler")
+    _check_sizes("the pooler", entry)
+
+
+def _check_sizes(name: str, entry: dict[str, Any]) -> None:
+    if "num_features" in entry:
+        _checks.positive_int(entry["num_features"], f"num_features of {name}")
+    if "map" in entry:
+        if not isinstance(entry["map"], dict):
+            raise ValueError(f"map of {name} must be a dict; got {type(entry['map']).__name__}")
+        _checks.choose(entry["map"].get("class"), CLASSES, f"feature map of {name}")
+
+
+@dataclass(eq=False)
+class Replacement:
+    """A block's new modules, to be filled, and its old ones, to be copied from or put back.
+
+    `down` is an nn.Linear, or for "drop" a module with a `bias`; `up` and `gate` are nn.Linear for "atoms". The old
+    modules live as long as this handle does.
+    """
+
+    ffn: FFN
+    kind: str
+    up: nn.Module
+    down: Any
+    gate: nn.Module | None = None
+    map: FeatureMap | None = None
+    original: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def phi(self, x: Tensor) -> Tensor:
+        """The features that `down` is linear in: (*, in) -> (*, m); x itself for "linear", m = 0 for "drop"."""
+        return x[..., :0] if self.kind == "drop" else self.ffn.hidden(x)
+
+    @torch.no_grad()
+    def fill_(self, weight: Tensor | None, bias: Tensor | None) -> Replacement:
+        """Set `down`: (out, m), None for "drop", and (out,), None for zeros."""
+        for name, new in (("weight", weight), ("bias", bias)):
+            old = None if (self.kind, name) == ("drop", "weight") else getattr(self.down, name)
+            shapes = [None if t is None else tuple(t.shape) for t in (old, new)]
+            if (name, new) != ("bias", None) and shapes[0] != shapes[1]:
+                raise ValueError(
+                    f"{name} of {self.ffn.name} ({self.kind}) must have shape {shapes[0]}; got {shapes[1]}"
+                )
+            if old is not None:
+                _ = old.zero_() if new is None else old.copy_(_checks.finite(new, name))
+        return self
+
+    @torch.no_grad()
+    def copy_rows_(self, rows: Sequence[int] | Tensor) -> Replacement:
+        """For "atoms": keep these neurons as they are, m row numbers of the old first layer."""
+        if self.kind != "atoms":
+            raise ValueError(f"only atoms are rows of the old layer; {self.ffn.name} is {self.kind}")
+        old_down: Any = self.original["down"]
+        rows = torch.as_tensor(rows, device=old_down.weight.device)
+        if rows.shape != (self.down.in_features,):
+            raise ValueError(f"{self.ffn.name} needs {self.down.in_features} rows; got shape {tuple(rows.shape)}")
+        for which in ("up", "gate"):
+            new: Any = getattr(self, which)
+            if new is not None:
+                new.weight.copy_(weight_of(self.original[which])[rows])
+                if new.bias is not None:
+                    new.bias.copy_(self.original[which].bias[rows])
+        return self.fill_(weight_of(old_down)[:, rows], old_down.bias)
+
+    def restore_(self) -> None:
+        """Put the old modules back."""
+        for path, module in self.original["slots"].items():
+            set_slot(self.ffn.block, path, module)
+        note_(self.ffn.configs, self.ffn.name, self.original["entry"])
+
+
+def replace_(
+    ffn: FFN,
+    kind: str | FeatureMap,
+    num_features: int | None = None,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    **options: Any,
+) -> Replacement:
+    """Put empty modules of another kind into a block's slots, and say so in the model's configuration.
+
+    Args:
+        ffn: a block of `find_ffns`.
+        kind: "atoms", "linear", "drop", a name in FEATURE_MAPS, or a FeatureMap.
+        num_features: number m of features; None for "linear" and "drop".
+        seed, **options: of the feature map.
+        dtype, device: default: those of the block.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> from snnk.hf import find_ffns
+        >>> model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, vocab_size=9))
+        >>> new = replace_(find_ffns(model)[0], "relu", 16)
+        >>> new.fill_(torch.ones(8, 16), torch.zeros(8)).phi(torch.ones(2, 8)).shape
+        torch.Size([2, 16])
+        >>> model.config.quantization_config.blocks["encoder.layer.0"]["kind"]
+        'relu'
+    """
+    old = ffn.up_weight()
+    place: dict[str, Any] = {"device": device or old.device, "dtype": dtype or old.dtype}
+    feature_map: FeatureMap | None = None
+    if isinstance(kind, FeatureMap):
+        feature_map = make_feature_map(kind, ffn.in_features, num_features or kind.num_features, **options)
+        kind, num_features = "features", feature_map.num_features
+    elif _checks.choose(kind, [k for k in KINDS if k != "features"], "kind") in FEATURE_MAPS:
+        num_features = _checks.positive_int(num_features, "num_features")
+        feature_map = make_feature_map(kind, ffn.in_features, num_features or 0, seed=seed, **place, **options)
+    elif options:
+        raise TypeError(f"{', '.join(options)}: only feature maps have options; {kind!r} has none")
+    if kind in PLAIN and num_features:
+        raise ValueError(f"{kind!r} has no features to count; got num_features={num_features!r}")
+    entry: dict[str, Any] = {"kind": kind} if kind in PLAIN else {"kind": kind, "num_features": num_features}
+    if feature_map is not None:
+        entry["map"] = to_config(feature_map)
+    return _swap(ffn, entry, feature_map, place)
+
+
+def rebuild_(ffn: FFN, entry: dict[str, Any], room: int) -> Replacement:
+    """What `replace_` made, from its JSON; `room`, the bytes of the file with its tensors, bounds what is allocated."""
+    old, feature_map = ffn.up_weight(), None
+    if "map" in entry:
+        feature_map = rebuild_map(ffn.name, entry, ffn.in_features, room)
+    return _swap(ffn, entry, feature_map, {"device": old.device, "dtype": old.dtype})
+
+
+def rebuild_map(name: str, entry: dict[str, Any], in_features: int, room: int) -> FeatureMap:
+    """The feature map of an entry, its sizes checked first; its tensors come from the file, of `room` bytes."""
+    config, sizes = dict(entry["map"]), (in_features, entry["num_features"])
+    if (config.get("in_features"), config.get("num_features")) != sizes:
+        raise ValueError(f"the feature map of {name} must be {sizes[0]} -> {sizes[1]}; got {config}")
+    try:
+        return from_config(config, (room // 2,))  # a number takes two bytes at least
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"cannot make the feature map of {name}: {error}") from error
+
+
+def _swap(ffn: FFN, entry: dict[str, Any], feature_map: FeatureMap | None, place: dict[str, Any]) -> Replacement:
+    _check_entry(ffn.name, entry)
+    row, d, width, out, kind = ffn.row, ffn.in_features, ffn.width, ffn.out_features, entry["kind"]
+    slots = {which: ffn.slot(which) for which in ("up", "gate", "activation", "down")}
+    paths = {getattr(row, which): module for which, module in slots.items() if getattr(row, which)}
+    old_entry = getattr(getattr(ffn.configs[0], "quantization_config", None), "blocks", {}).get(ffn.name)
+    m = entry.get("num_features", d if kind == "linear" else 0)
+    gate: Any = None
+    if kind == "atoms":
+        if m > width:
+            raise ValueError(f"{ffn.name} has {width} neurons; num_features={m} atoms cannot be taken from them")
+        if isinstance(slots["up"], Conv1D) and m == width == d:
+            raise ValueError(f"{ffn.name} with all its {m} neurons is the old block; leave it as it is")
+        up: Any = zeros(d, m, slots["up"].bias is not None, place)
+        gate = zeros(d, m, slots["gate"].bias is not None, place) if ffn.gated else None
+        # all neurons: the shapes are the old ones, and a file must not have a bias that plain transformers ignores
+        down: Any = zeros(m, out, m < width or slots["down"].bias is not None, place)
+    else:
+        up = Pass(d, **place) if feature_map is None else Features(feature_map, **place)
+        down = Constant(out, **place) if kind == "drop" else zeros(m, out, True, place)
+    note_(ffn.configs, ffn.name, entry)
+    if kind != "atoms" and ffn.gated:
+        parent = row.up.rpartition(".")[0]
+        paths = {parent: ffn.block.get_submodule(parent)}
+        both = {path.rpartition(".")[2]: module for path, module in ((row.up, up), (row.down, down))}
+        set_slot(ffn.block, parent, nn.Sequential(OrderedDict(both)))
+    else:
+        set_slot(ffn.block, row.up, up)
+        set_slot(ffn.block, row.down, down)
+        if row.gate is not None:
+            set_slot(ffn.block, row.gate, gate)
+        if kind != "atoms":
+            set_slot(ffn.block, row.activation, nn.Identity())
+    ffn.block.train(ffn.block.training)
+    return Replacement(ffn, kind, up, down, gate, feature_map, {**slots, "slots": paths, "entry": old_entry})
+
+
+def zeros(in_features: int, out_features: int, bias: bool, place: dict[str, Any]) -> nn.Linear:
+    """A linear layer of zeros, made without a draw from the global generator."""
+    layer = nn.Linear(in_features, out_features, bias, device="meta", dtype=place["dtype"])
+    layer.to_empty(device=place["device"])
+    for parameter in layer.parameters():
+        parameter.data.zero_()
+    return layer
+
+
+def set_slot(block: nn.Module, path: str, module: Any) -> None:
+    """Put a module, or a function, at a dotted name below a layer."""
+    parent, _, name = path.rpartition(".")
+    owner = block.get_submodule(parent)
+    if name in owner._modules and not isinstance(module, nn.Module):
+        delattr(owner, name)  # an activation may be a function, which torch keeps out of a module's place
+    setattr(owner, name, module)
+
+
+def note_(configs: Iterable[Any], name: str | None, entry: dict[str, Any] | None) -> None:
+    """Note in a model's configurations what replaced a block, or the pooler (name None), or take the note away."""
+    for config in configs:
+        old = getattr(config, "quantization_config", None)
+        if old is not None and dict(old).get("quant_method") != METHOD:
+            what = name or "the pooler"
+            raise ValueError(f"{what} is part of a model that is quantized already; compress first, quantize then")
+        blocks = {n: e for n, e in getattr(old, "blocks", {}).items() if n != name}
+        pooler = entry if name is None else getattr(old, "pooler", None)
+        if name is not None and entry is not None:
+            blocks[name] = entry
+        if blocks or pooler:
+            config.quantization_config = SNNKQuantizationConfig(dict(sorted(blocks.items())), pooler=pooler)
+        elif old is not None:
+            del config.quantization_config

@@ -1,0 +1,80 @@
+r"""Features along given directions: phi(x) = f(G(x - c)), the rows of G chosen from data instead of drawn blindly.
+
+A frozen layer's inputs fill few of their d dimensions: sixteen directions of the data say more than sixteen random
+ones. There is no psi: the matrix behind these features is trained or fitted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from snnk import _checks
+from snnk.maps.activations import resolve_activation
+from snnk.maps.base import FeatureMap
+from snnk.maps.projections import PROJECTIONS
+
+
+class Directions(FeatureMap):
+    """Neurons f(g.(x - c)) with frozen rows g: orthonormal random ones until `set_` gives others.
+
+    Args:
+        in_features: size d of inputs.
+        num_features: number m of features, one a direction.
+        activation: f, a name in ACTIVATIONS, an Activation, a module or an elementwise callable.
+        normalize: see FeatureMap.
+        seed, device, dtype: of the projection, (m, d + 1): G and -Gc.
+
+    Example:
+        >>> fm = Directions(8, 4, "gelu").set_(torch.eye(8)[:4])
+        >>> x = torch.randn(5, 8)
+        >>> bool(torch.allclose(fm(x), F.gelu(x[:, :4]), atol=1e-6))
+        True
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_features: int,
+        activation: Any = "gelu",
+        *,
+        normalize: str | None = None,
+        seed: int = 0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, num_features, normalize=normalize, seed=seed)
+        self.activation = resolve_activation(activation)
+        self.register_buffer("projection", torch.empty(num_features, in_features + 1, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def set_(self, directions: Tensor, center: Tensor | None = None) -> Directions:
+        """Take rows G (m, d), and c (d,) or 0."""
+        _checks.finite(_checks.matrix(directions, self.in_features, "directions"), "directions")
+        if directions.shape != (self.num_features, self.in_features):
+            raise ValueError(
+                f"directions must be ({self.num_features}, {self.in_features}); got shape {tuple(directions.shape)}"
+            )
+        g = directions.double()
+        c = g.new_zeros(self.in_features) if center is None else _checks.finite(center, "center").to(g)
+        self._fill(projection=torch.cat([g, -(g @ c)[:, None]], 1))
+        return self
+
+    def _reset(self) -> None:
+        m, d = self.num_features, self.in_features
+        self.set_(PROJECTIONS["orthogonal"](m, d, self._generator()) * d**-0.5)
+
+    def _phi(self, x: Tensor) -> Tensor:
+        return self.activation(F.linear(x, self.projection[:, :-1], self.projection[:, -1]))
+
+    def _psi(self, weight: Tensor, bias: Tensor, check: bool) -> Tensor:
+        raise TypeError("Directions has no psi: train the matrix behind it, or fit it with RidgeStats")
+
+    _exact = _psi  # type: ignore[assignment]
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, activation={self.activation.name}"

@@ -1,0 +1,409 @@
+import json
+from string import ascii_lowercase
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+from snnk import hf
+from snnk.cli import demo as _cli_demo
+from snnk.cli import main
+from snnk.hf.compression import pipeline
+from snnk.hf.data import load_calibration
+
+from helpers.compression import TINY, check_page
+from helpers.texts import make_images, make_texts, make_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr("snnk.hf.compression.report.SECONDS", 0.0)
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*args):
+        capsys.readouterr()  # saving a model in a fixture draws a bar
+        with pytest.raises(SystemExit) as stop:
+            main([str(arg) for arg in args])
+        out, err = capsys.readouterr()
+        return stop.value.code, out, err
+
+    return call
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(make_texts(120)))
+    return path
+
+
+def save(model, folder, processor=None):
+    model.save_pretrained(folder)
+    (processor or make_tokenizer()).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def bert(tmp_path):
+    torch.manual_seed(0)
+    return save(transformers.BertModel(transformers.BertConfig(**TINY)).eval(), tmp_path / "bert")
+
+
+def outputs(model, batches):
+    with torch.no_grad():
+        return torch.cat([model.eval()(**batch)[0].flatten() for batch in batches])
+
+
+def refused(result, message):
+    code, _, err = result
+    return code == 2 and err.count("\n") == 1 and err.startswith("snnk: ") and message in err
+
+
+def test_the_folder_loads_and_equals_the_model_in_memory(run, bert, texts, tmp_path):
+    (bert / "README.md").write_text("---\nlicense: mit\n---\n# Old card\n")
+    (bert / "notes.md").write_text("kept")
+    (bert / "pytorch_model.bin").write_text("weights of another kind")
+    (bert / "onnx").mkdir()
+    (bert / "onnx" / "model.onnx").write_text("weights of another kind")
+    code, out, err = run(
+        "compress", bert, "--calibration", texts, "--keep", 0.5, "--refine", 2, "--out", tmp_path / "a" / "out"
+    )
+    assert code == 0 and err == "" and "encoder.layer.1" in out and "held-out error" in out and "stored MB" in out
+    folder = tmp_path / "a" / "out"
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {"out"}
+    names = {path.name for path in folder.rglob("*")}
+    assert {"plan.json", "report.json", "report.html", "README.md", "tokenizer.json", "notes.md"} <= names
+    assert not {"pytorch_model.bin", "model.onnx"} & names
+
+    model = transformers.BertModel.from_pretrained(bert)
+    batches = load_calibration(texts, make_tokenizer())
+    done = hf.compress_(model, hf.plan(model, keep=0.5), batches, refine=2)
+    loaded = transformers.AutoModel.from_pretrained(folder)
+    assert torch.equal(outputs(loaded, batches), outputs(model, batches))
+    assert hf.Plan.load(folder / "plan.json") == hf.plan(transformers.BertModel.from_pretrained(bert), keep=0.5)
+    report = json.loads((folder / "report.json").read_text())
+    assert report["agreement"] == done.agreement and report["settings"]["keep"] == 0.5
+    assert report["calibration"] == {"file": "texts.txt", "kind": "texts", "count": 120, "column": None}
+    assert report["bytes"]["compressed"] < report["bytes"]["original"] and report["latency"]["rounds"] >= 3
+    assert {"snnk", "torch", "transformers"} <= set(report["versions"]) and report["seed"] == 0
+    page = " ".join(check_page((folder / "report.html").read_text()).texts)
+    assert "bert, compressed" in page
+    card = (folder / "README.md").read_text()
+    assert 'base_model: "bert"' in card and "license: mit" in card
+    assert "Old card" in (folder / "README.original.md").read_text()
+
+    before = (folder / "report.json").read_bytes()
+    assert refused(run("compress", bert, "--calibration", texts, "--out", folder), "exists already")
+    assert (folder / "report.json").read_bytes() == before
+    again = tmp_path / "again"
+    assert run("compress", bert, "--calibration", texts, "--plan", folder / "plan.json", "--out", again)[0] == 0
+    assert (again / "plan.json").read_bytes() == (folder / "plan.json").read_bytes()
+
+    code, out, _ = run("audit", folder, "--original", bert, "--json", tmp_path / "audit.json")
+    assert code == 0 and "stored bytes" in out and "atoms" in out
+    assert json.loads((tmp_path / "audit.json").read_text())["ratios"]["stored_bytes"] < 1
+    assert refused(run("audit", folder, "--json", tmp_path / "audit.json"), "exists already")
+    assert refused(run("audit", tmp_path / "none"), "is no folder")
+
+
+def test_a_head_is_kept_and_options_reach_the_plan(run, texts, tmp_path):
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**TINY, num_labels=3)).eval()
+    folder, out = save(model, tmp_path / "head"), tmp_path / "out"
+    options = ["--layers", "1", "--features", "relu", "--keep", 0.8, "--recover", 2]
+    code, text, _ = run("compress", folder, "--calibration", texts, *options, "--out", out)
+    assert code == 0 and "same best" in text
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(out)
+    assert next(ffn.kind for ffn in hf.find_ffns(loaded)) == "dense"
+    assert torch.equal(loaded.classifier.weight, model.classifier.weight)
+    report = json.loads((out / "report.json").read_text())
+    assert report["model_class"] == "BertForSequenceClassification" and report["blocks_in_all"] == 2
+    assert [block["kind"] for block in report["plan"]["blocks"]] == ["relu"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "compared", "figures"),
+    [
+        ("BertForQuestionAnswering", {}, "start_logits and end_logits", ["start: Pearson", "end: Spearman"]),
+        ("ElectraForPreTraining", {"embedding_size": 8}, "logits", ["Pearson", "relative squared error"]),
+        ("BertForSequenceClassification", {"num_labels": 1}, "logits", ["Spearman", "relative squared error"]),
+        ("BertForMultipleChoice", {}, "logits", ["Pearson", "relative squared error"]),
+    ],
+)
+def test_heads_of_every_kind(run, texts, tmp_path, name, options, compared, figures):
+    kind = getattr(transformers, name)
+    torch.manual_seed(0)
+    folder = save(kind(kind.config_class(**TINY, **options)).eval(), tmp_path / "model")
+    code, out, err = run(
+        "compress", folder, "--calibration", texts, "--refine", 0, "--recover", 2, "--out", tmp_path / "out"
+    )
+    assert code == 0 and all(figure in out for figure in figures), err
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert set(figures) <= set(report["agreement"]) and report["compared"] == compared
+    page = " ".join(check_page((tmp_path / "out" / "report.html").read_text()).texts)
+    card = (tmp_path / "out" / "README.md").read_text()
+    for text in (page, card):
+        assert all(f"{figure} {report['agreement'][figure]:.4f}" in text for figure in figures)
+        assert compared in text and "cosine" not in text
+
+
+def test_a_model_in_float16(run, texts, tmp_path):
+    torch.manual_seed(0)
+    folder = save(transformers.BertModel(transformers.BertConfig(**TINY)).eval().half(), tmp_path / "half")
+    options = ["--refine", 2, "--recover", 20, "--keep", 0.5]
+    assert run("compress", folder, "--calibration", texts, *options, "--out", tmp_path / "out")[0] == 0
+    loaded = transformers.AutoModel.from_pretrained(tmp_path / "out")
+    assert loaded.dtype == torch.float16
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["agreement"]["worst cosine"] > 0.99
+
+
+def test_outputs_that_are_not_finite_are_told_before_and_after_the_work(run, bert, texts, tmp_path, monkeypatch):
+    model = transformers.BertModel.from_pretrained(bert)
+    with torch.no_grad():
+        model.encoder.layer[0].output.dense.weight.fill_(3e38)  # sums of which overflow
+    model.save_pretrained(tmp_path / "broken")
+    make_tokenizer().save_pretrained(tmp_path / "broken")
+    started = []
+    compress_, out = hf.compress_, ["--refine", 0, "--out", tmp_path / "out"]
+    monkeypatch.setattr("snnk.hf.compress_", lambda *args, **kwargs: started.append(1))
+    assert refused(run("compress", tmp_path / "broken", "--calibration", texts, *out), "outputs are not finite")
+    assert not started
+
+    def compress(*args, **kwargs):
+        done = compress_(*args, **kwargs)
+        done.agreement["cosine"] = float("nan")
+        return done
+
+    monkeypatch.setattr("snnk.hf.compress_", compress)
+    assert refused(run("compress", bert, "--calibration", texts, *out), "outputs are not finite: cosine nan")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_its_tokenizer(run, texts, tmp_path):
+    def compress(folder):
+        return run("compress", folder, "--calibration", texts, "--out", tmp_path / "out")
+
+    transformers.BertModel(transformers.BertConfig(**{**TINY, "vocab_size": 500})).save_pretrained(tmp_path / "bert")
+    assert refused(compress(tmp_path / "bert"), "has 5 tokens and the model 500")
+    transformers.LlamaModel(transformers.LlamaConfig(**TINY)).save_pretrained(tmp_path / "llama")
+    assert refused(compress(tmp_path / "llama"), "has no tokenizer to load")
+    transformers.BertModel(transformers.BertConfig(**TINY)).save_pretrained(tmp_path / "tiny")
+    assert refused(compress(tmp_path / "tiny"), "100% of the tokens")
+
+
+def test_other_models_in_the_folder_stay_there(run, bert, texts, tmp_path):
+    for name in ("checkpoint-500", "runs/checkpoint-7", "teacher", "parts/student"):
+        (bert / name).mkdir(parents=True)
+        (bert / name / "config.json").write_text("{}")
+        (bert / name / ("trainer_state.json" if "checkpoint" in name else "model.safetensors")).write_text("x")
+    for name in ("2_Dense", "notes/config.json", "runs/log.txt"):
+        (bert / name).parent.mkdir(exist_ok=True)
+        (bert / name).write_text("kept") if "." in name else (bert / name).mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bert / "2_Dense" / name).write_text("kept")
+    (bert / "modules.json").write_text(
+        json.dumps([{"idx": 1, "path": "2_Dense", "type": "sentence_transformers.models.Dense"}])
+    )
+    assert run("compress", bert, "--calibration", texts, "--refine", 0, "--out", tmp_path / "out")[0] == 0
+    folders = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_dir()}
+    assert folders == {"2_Dense", "notes", "runs"}
+    assert (tmp_path / "out/2_Dense/model.safetensors").is_file() and (tmp_path / "out/runs/log.txt").is_file()
+    (bert / "adapter_config.json").write_text("{}")
+    result = run("compress", bert, "--calibration", texts, "--out", tmp_path / "again")
+    assert refused(result, "merge the adapter first")
+
+
+def test_what_a_killed_run_left_is_removed(run, bert, texts, tmp_path):
+    left, other = (tmp_path / f".{name}.{'0' * 32}.tmp" for name in ("out", "other"))
+    for path in (left, other):
+        path.mkdir()
+        (path / "model.safetensors").write_text("half")
+    code, out, _ = run("compress", bert, "--calibration", texts, "--refine", 0, "--out", tmp_path / "out")
+    assert code == 0 and str(left) in out
+    assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == [other]
+
+
+def test_a_decoder_whose_tokenizer_has_no_padding(run, texts, tmp_path):
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_embd=8, n_inner=32, n_layer=1, n_head=2, vocab_size=43, n_positions=32)
+    )
+    folder = save(model, tmp_path / "gpt2", make_tokenizer(eos_token="[CLS]"))
+    code, out, _ = run("compress", folder, "--calibration", texts, "--out", tmp_path / "out")
+    assert code == 0 and "KL divergence" in out
+    assert (tmp_path / "out" / "tokenizer_config.json").read_bytes() == (folder / "tokenizer_config.json").read_bytes()
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert hf.find_ffns(loaded)[0].width == 8 and loaded.lm_head.weight is loaded.transformer.wte.weight
+
+
+def test_joint_and_refused_blocks(run, bert, texts, tmp_path):
+    options = ["--joint", "--target-speedup", 1.3, "--max-error", 1e-9, "--refine", 0]
+    code, out, _ = run("compress", bert, "--calibration", texts, *options, "--out", tmp_path / "out")
+    assert code == 0 and "refused" in out
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert any(block["predicted_error"] for block in report["plan"]["blocks"])
+    assert report["bytes"]["original"] == report["bytes"]["compressed"]
+
+
+def test_images(run, tmp_path):
+    torch.manual_seed(0)
+    sizes = {key: value for key, value in TINY.items() if key not in ("vocab_size", "max_position_embeddings")}
+    model = transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=16, patch_size=4)).eval()
+    processor = ViTImageProcessorPil(size={"height": 16, "width": 16})
+    folder, images = save(model, tmp_path / "vit", processor), make_images(tmp_path / "images", 20)
+    code, out, _ = run("compress", folder, "--calibration", images, "--out", tmp_path / "out")
+    assert code == 0 and "20 images of images" in out
+    assert (tmp_path / "out" / "preprocessor_config.json").exists()
+    loaded, batches = transformers.AutoModel.from_pretrained(tmp_path / "out"), load_calibration(images, processor)
+    assert outputs(loaded, batches).isfinite().all() and hf.find_ffns(loaded)[0].width == 8
+
+
+@pytest.mark.parametrize("inner", ["", "0_Transformer"])
+def test_sentence_transformers_folders_are_kept(run, bert, texts, tmp_path, inner):
+    folder = tmp_path / "st"
+    folder.mkdir()
+    bert.rename(folder / inner) if inner else bert.replace(folder)
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{path[2:]}"}
+        for i, path in enumerate([inner, "1_Pooling", "2_Dense"])
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / inner / "sentence_bert_config.json").write_text('{"max_seq_length": 20}')
+    for name, file in (("1_Pooling", "config.json"), ("2_Dense", "config.json"), ("2_Dense", "model.safetensors")):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / file).write_text(f"{name} {file}")
+    pooling = {"word_embedding_dimension": 8, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({**pooling, "include_prompt": True}))
+    assert run("compress", folder, "--calibration", texts, "--refine", 0, "--out", tmp_path / "out")[0] == 0
+    ours = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*")}
+    theirs = {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    assert ours - theirs == {"README.md", "report.json", "report.html", "plan.json"} and theirs <= ours
+    for name in theirs:
+        if (folder / name).is_file() and name not in (
+            f"{inner}/{f}".strip("/") for f in ("config.json", "model.safetensors")
+        ):
+            assert (folder / name).read_bytes() == (tmp_path / "out" / name).read_bytes(), name
+    assert hf.find_ffns(transformers.AutoModel.from_pretrained(tmp_path / "out" / inner))[0].width == 8
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "SentenceTransformer(" in card
+    for text in (card, (tmp_path / "out" / "report.html").read_text()):
+        assert "(mean pooling); sentence-transformers pools by cls_token here" in text
+
+
+@pytest.mark.parametrize(
+    "where", ["snnk.hf.compress_", "snnk.hf.compression.report.html", "transformers.BertModel.save_pretrained"]
+)
+@pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt()])
+def test_nothing_is_left_when_it_fails(run, bert, texts, tmp_path, monkeypatch, where, error):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(where, fail)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    code, _, _ = run("compress", bert, "--calibration", texts, "--refine", 0, "--out", tmp_path / "out")
+    assert code == (130 if isinstance(error, KeyboardInterrupt) else 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--keep", 0], "--keep must be above 0"),
+        (["--keep", 1.5], "--keep must be above 0"),
+        (["--keep", "nan"], "--keep must be above 0"),
+        (["--keep", "x"], "--keep"),
+        (["--keep", 0.5, "--target-speedup", 1.5], "give one of --keep"),
+        (["--target-size", "big"], "target_size must be like"),
+        (["--target-size", "1KB"], "cannot be reached"),
+        (["--target-speedup", -1], "--target-speedup must be a positive number"),
+        (["--layers", "a"], "--layers must be"),
+        (["--layers", "top-9"], "top-2"),
+        (["--layers", "7"], "among 0 to 1"),
+        (["--features", "cosine"], "cos"),
+        (["--features", "relu", "--joint"], "atoms only"),
+        (["--max-error", 0], "--max-error"),
+        (["--max-length", 0], "--max-length"),
+        (["--refine", -1], "--refine"),
+        (["--plan", "none.json"], "none.json"),
+        (["--plan", "none.json", "--keep", 0.5], "--plan says what is kept"),
+        (["--column", "x"], "without columns"),
+        (["--calibration", "none.txt"], "no calibration file or folder none.txt"),
+    ],
+)
+def test_bad_options(run, bert, texts, tmp_path, options, message):
+    args = ["compress", bert, "--calibration", texts, "--out", tmp_path / "out", *options]
+    code, out, err = run(*args)
+    assert refused((code, out, err), message) and out == "" and not (tmp_path / "out").exists()
+
+
+def test_bad_files(run, bert, texts, tmp_path, monkeypatch):
+    def compress(model=bert, calibration=texts, out=tmp_path / "out", *options):
+        return run("compress", model, "--calibration", calibration, "--out", out, *options)
+
+    (tmp_path / "empty.txt").write_text("\n")
+    assert refused(compress(calibration=tmp_path / "empty.txt"), "is empty")
+    (tmp_path / "few.txt").write_text("w1\n" * 12)
+    assert refused(
+        compress(bert, tmp_path / "few.txt", tmp_path / "out", "--keep", 0.9), "are too few to fit 28 features"
+    )
+    assert refused(compress(out=bert / "out"), "inside the model's folder")
+    assert refused(compress(out=texts / "out"), "cannot be made")
+    assert refused(compress(model=texts), "is no folder")
+    assert refused(compress(model="./none"), "is no folder")
+    assert refused(compress(model=tmp_path / "none" / "none"), "is no folder")
+
+    def offline(*args, **kwargs):
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    assert refused(compress(model="org/name"), "the hub did not give it: no network")
+
+    plan = hf.plan(transformers.BertModel(transformers.BertConfig(**{**TINY, "intermediate_size": 64})), keep=0.5)
+    plan.save(tmp_path / "other.json")
+    assert refused(compress(bert, texts, tmp_path / "out", "--plan", tmp_path / "other.json"), "the plan is for")
+    t5 = transformers.T5EncoderModel(
+        transformers.T5Config(d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2, vocab_size=43)
+    )
+    assert refused(compress(model=save(t5, tmp_path / "t5")), "'t5' model cannot be replaced")
+    (bert / "model.safetensors").write_bytes(b"rubbish")
+    assert refused(compress(), "is not a whole safetensors file")
+    (bert / "config.json").unlink()
+    assert refused(compress(), "there is no config.json")
+    (bert / "modules.json").write_text('[{"idx": 0, "path": "../bert"}]')
+    assert refused(compress(), "outside the folder")
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_hub_name(run, bert, texts, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, ignore_patterns: str(bert))
+    assert run("compress", "org/name", "--calibration", texts, "--refine", 0, "--out", tmp_path / "out")[0] == 0
+    assert 'base_model: "org/name"' in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_positions():
+    assert pipeline.positions(transformers.BertModel(transformers.BertConfig(**TINY))) == 64
+    assert pipeline.positions(transformers.RobertaModel(transformers.RobertaConfig(**TINY))) == 62
+
+
+def test_demo(run, bert, tmp_path, monkeypatch):
+    fetched = []
+    letters = Tokenizer(models.WordLevel({c: i for i, c in enumerate("#" + " .,?'-" + ascii_lowercase)}, unk_token="#"))
+    letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=letters, unk_token="#", model_max_length=16).save_pretrained(
+        bert
+    )
+
+    def fetch(folder):
+        fetched.append(folder)
+        bert.rename(folder)
+
+    monkeypatch.setattr(_cli_demo, "fetch_model", fetch)
+    for _ in range(2):  # the second time on the model that is there
+        code, out, _ = run("demo", "--out", tmp_path / "demo")
+        assert code == 0 and "held-out error" in out and "412 texts" in out
+    assert len(fetched) == 1
+    assert "all-MiniLM-L6-v2, compressed" in " ".join(check_page((tmp_path / "demo" / "report.html").read_text()).texts)

@@ -1,0 +1,67 @@
+"""What tests of compression share: batches, pages, explained variance."""
+
+from html.parser import HTMLParser
+
+import torch
+
+from helpers.architectures import IMAGES
+
+TINY = {
+    "hidden_size": 8,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 43,
+    "max_position_embeddings": 64,
+}
+
+
+class Page(HTMLParser):
+    """Tags that are open, all texts, and everything that could be loaded from elsewhere."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.texts, self.tags, self.loads = [], [], [], []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.loads += [value for name, value in attrs if name in ("src", "href", "xlink:href", "srcset", "data")]
+        if tag not in ("meta", "rect", "line"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in ("rect", "line"):
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def check_page(page):
+    """Well-formed and self-contained; returns what was parsed."""
+    found = Page(page)
+    assert found.open == [] and found.loads == []
+    assert not {"script", "link", "img", "iframe", "object"} & set(found.tags)
+    assert "http" not in page and "url(" not in page and "@import" not in page
+    return found
+
+
+def explained(gram, cross, chosen, penalty):
+    inner = gram[chosen][:, chosen] + penalty * torch.eye(len(chosen), dtype=gram.dtype)
+    return float((cross[chosen] * torch.linalg.solve(inner, cross[chosen])).sum())
+
+
+def some_batches(row="bert", count=12, size=16, seed=0, padding=0):
+    """Text with sequences of two lengths, or images; `padding` more tokens of padding behind all of them."""
+    generator = torch.Generator().manual_seed(seed)
+    if row in IMAGES:
+        return [{"pixel_values": torch.randn(size, 3, 8, 8, generator=generator)} for _ in range(count)]
+    batches = []
+    for _ in range(count):
+        ids, mask = torch.randint(3, 40, (size, 9), generator=generator), torch.ones(size, 9, dtype=torch.long)
+        mask[: size // 2, 6:] = 0
+        more = torch.full((size, padding), 7)
+        batches.append({"input_ids": torch.cat([ids, more], 1), "attention_mask": torch.cat([mask, 0 * more], 1)})
+    return batches

@@ -1,0 +1,33 @@
+"""A tiny tokenizer, texts and images."""
+
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+WORDS = [f"w{i}" for i in range(40)]
+
+
+def make_tokenizer(**special):
+    words = Tokenizer(
+        models.WordLevel({w: i for i, w in enumerate(["[PAD]", "[UNK]", "[CLS]", *WORDS])}, unk_token="[UNK]")
+    )
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
+    special = special or {"pad_token": "[PAD]"}
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", model_max_length=64, **special)
+
+
+def make_texts(count=60, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(3, 20, (count,), generator=generator)
+    return [" ".join(WORDS[i] for i in torch.randint(40, (int(n),), generator=generator)) for n in lengths]
+
+
+def make_images(folder, count=12):
+    folder.mkdir(exist_ok=True)
+    generator = torch.Generator().manual_seed(0)
+    for i in range(count):
+        pixels = torch.randint(256, (40, 50, 3), dtype=torch.uint8, generator=generator).numpy()
+        Image.fromarray(pixels).save(folder / f"{i}.{('png', 'jpg', 'JPEG')[i % 3]}")
+    return folder

@@ -1,0 +1,149 @@
+"""Recovery trains in float32 whatever the model's dtype, changes only what was replaced, and never leaves rubbish."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from snnk.hf import find_ffns, replace_
+from snnk.hf.compression.agreement import Read, agreement, outputs_of
+from snnk.hf.compression.distill import _distance, recover_
+
+from helpers.architectures import perturb_
+from helpers.heads import make
+
+
+def batches(count=6):
+    generator = torch.Generator().manual_seed(1)
+    return [{"input_ids": torch.randint(43, (8, 10), generator=generator)} for _ in range(count)]
+
+
+def halved(model):
+    """Half the neurons of each block, its second layer as it was for these: much is lost, and can be won back."""
+    new = []
+    for ffn in find_ffns(model):
+        keep = range(0, ffn.width, 2)
+        weight, bias = ffn.down_weight().detach()[:, list(keep)].clone(), ffn.slot("down").bias.detach().clone()
+        new.append(replace_(ffn, "atoms", len(keep)).copy_rows_(keep).fill_(0.5 * weight, bias))
+    return new
+
+
+def lost(model, teacher):
+    return agreement(*[[outputs_of(m, batch) for batch in batches()] for m in (teacher, model)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_every_dtype_gets_nearer_and_nothing_else_changes(dtype):
+    model = make("BertModel")
+    perturb_(model, scale=0.3)
+    teacher = copy.deepcopy(model).to(dtype)
+    new = halved(model.to(dtype))
+    model.embeddings.LayerNorm.weight.requires_grad_(False)
+    trained = {id(p) for each in new for module in (each.up, each.down) for p in module.parameters()}
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    start = lost(model, teacher)
+    recover_(model, teacher, new, batches(), steps=40)
+    assert lost(model, teacher)["cosine"] > 0.5 + 0.5 * start["cosine"] > start["cosine"] + 1e-3
+    assert {t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()} == {dtype}
+    moved = {id(p) for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == trained and all(p.grad is None for p in model.parameters())
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    assert frozen == ["embeddings.LayerNorm.weight"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "figure", "sign"),
+    [
+        ("BertForQuestionAnswering", {}, "start: relative squared error", -1),
+        ("BertForPreTraining", {}, "prediction: KL divergence", -1),
+        ("BertForSequenceClassification", {"num_labels": 1}, "relative squared error", -1),
+        ("BertForTokenClassification", {"num_labels": 4}, "cosine", 1),
+    ],
+)
+def test_every_head_gets_nearer(name, options, figure, sign):
+    model = make(name, initializer_range=0.3, **options)
+    teacher = copy.deepcopy(model)
+    new = halved(model)
+    start = lost(model, teacher)[figure]
+    recover_(model, teacher, new, batches(), steps=40)
+    assert sign * lost(model, teacher)[figure] > sign * start
+
+
+def test_what_fails_leaves_the_model_as_it_was():
+    model = make("BertModel")
+    teacher = copy.deepcopy(model)
+    new = halved(model)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with torch.no_grad():
+        teacher.embeddings.LayerNorm.bias.fill_(float("nan"))
+    with pytest.raises(ValueError, match=r"recovery failed, .* not finite, the distance is nan at step 1 of 3"):
+        recover_(model, teacher, new, batches(), steps=3)
+    assert all(torch.equal(p, before[name]) and p.requires_grad for name, p in model.named_parameters())
+
+
+def test_weights_that_overflow_in_the_models_dtype_are_refused(monkeypatch):
+    model = make("BertModel").half()
+    teacher, new = copy.deepcopy(model), halved(model)
+    before = [p.detach().clone() for p in new[0].down.parameters()]
+
+    def train(model, teacher, parameters, *rest):
+        parameters[0].data.fill_(1e6)  # finite in float32 alone
+
+    monkeypatch.setattr("snnk.hf.compression.distill._train", train)
+    with pytest.raises(ValueError, match=r"recovery failed, .*outputs are not finite.*float16"):
+        recover_(model, teacher, new, batches(), steps=3)
+    assert all(torch.equal(p, old) for p, old in zip(new[0].down.parameters(), before, strict=True))
+    assert bool(new[0].up.weight.isfinite().all())
+
+
+def test_a_batch_of_padding_alone_teaches_nothing():
+    model = make("BertForSequenceClassification")
+    teacher, new = copy.deepcopy(model), halved(model)
+    empty = {"input_ids": torch.zeros(1, 4, dtype=torch.long), "attention_mask": torch.zeros(1, 4, dtype=torch.long)}
+    recover_(model, teacher, new, [*batches(1), empty], steps=6)
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+def test_distances_by_hand():
+    """Half the relative squared error of states, and 1 - cosine of their means; of logits KL, and squared errors."""
+    mask = torch.tensor([[[1.0], [1.0], [0.0]]])  # the third token is padding
+    wanted = Read({}, torch.tensor([[[1.0, 0.0], [3.0, 0.0], [9.0, 9.0]]]), mask)
+    found = Read({}, torch.tensor([[[1.0, 2.0], [3.0, 2.0], [7.0, 5.0]]]), mask)
+    turned = 1 - 1 / math.sqrt(2)  # means (2, 0) and (2, 2)
+    assert float(_distance(found, wanted)) == pytest.approx(0.5 * 8 / 10 + turned, rel=1e-6)
+    assert float(_distance(wanted, wanted)) == pytest.approx(0, abs=1e-6)
+    three = math.log(3)
+    p, q = torch.tensor([[0.0, 0.0]]), torch.tensor([[three, 0.0]])  # (1/2, 1/2) and (3/4, 1/4)
+    one, other = Read({"logits": q, "score": q[:, :1]}), Read({"logits": p, "score": p[:, :1]})
+    kl = 0.5 * math.log(2 / 3) + 0.5 * math.log(2)  # of the teacher's from the model's
+    assert float(_distance(one, other)) == pytest.approx(kl + three**2, rel=1e-6)
+
+
+def test_steps_begin_and_end_small(monkeypatch):
+    """The rate rises over ten steps and falls to nothing: the last of 40 is 1/40 of the first that is whole."""
+    rates = []
+
+    class Adam(torch.optim.Adam):
+        def step(self, *args, **kwargs):
+            rates.append(self.param_groups[0]["lr"])
+            return super().step(*args, **kwargs)
+
+    model = make("BertModel")
+    teacher, new = copy.deepcopy(model), halved(model)
+    size = 0.02 * float(new[0].up.weight.detach().square().mean().sqrt())
+    monkeypatch.setattr(torch.optim, "Adam", Adam)
+    recover_(model, teacher, new, batches(), steps=40)
+    wanted = [size * min(1, (step + 1) / 10) * (1 - step / 40) for step in range(40)]
+    assert rates == pytest.approx(wanted, rel=1e-6)
+
+
+def test_recovery_sees_every_batch():
+    model, some, seen = make("BertModel"), batches(), set()
+    teacher, new = copy.deepcopy(model), halved(model)
+    places = {tuple(batch["input_ids"][0].tolist()): i for i, batch in enumerate(some)}
+    teacher.embeddings.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.add(places[tuple(kwargs["input_ids"][0].tolist())]), with_kwargs=True
+    )
+    recover_(model, teacher, new, some, steps=40)
+    assert seen == set(range(6))

@@ -1,0 +1,308 @@
+"""plan: what comes from users and files is checked, targets are met or refused, and padding does not count."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from snnk.hf import BlockPlan, Plan, compress_, find_ffns, observe, plan
+from snnk.hf.compression.planning import PENALTY, _allocate, _options, importance, sums
+from snnk.hf.models import evaluating
+from snnk.hf.record import tokens_of
+from snnk.ridge.atoms import choose_atoms
+from snnk.ridge.sums import RidgeStats
+
+from helpers.architectures import WIDTH, make
+from helpers.compression import explained, some_batches
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return make("bert")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "atom"}, "unknown kind of encoder.layer.0 'atom'; did you mean 'atoms'"),
+        ({"kind": None}, "kind of encoder.layer.0 must be one of atoms"),
+        ({"num_features": "8"}, "num_features of encoder.layer.0 must be a positive integer; got '8'"),
+        ({"num_features": -3}, "must be a positive integer; got -3"),
+        ({"num_features": None}, "must be a positive integer; got None"),
+        ({"kind": "cos", "num_features": 7}, "num_features must be even"),
+        ({"kind": "linear", "num_features": 32}, r"\(linear\) has no features to count; got 32"),
+        ({"parameters": "many"}, "parameters of encoder.layer.0 must be a positive integer; got 'many'"),
+        (
+            {"predicted_error": "small"},
+            "predicted_error of encoder.layer.0 must be a number of at least 0; got 'small'",
+        ),
+        ({"name": 3}, "the name of a block must be a text; got 3"),
+        ({"more": 1}, "a block of a plan has the keys kind, multiply_adds, .*'more': 1"),
+    ],
+)
+def test_blocks_of_a_file_are_checked(bert, tmp_path, change, message):
+    stored = plan(bert, keep=0.5).to_dict()
+    stored["blocks"] = [{**stored["blocks"][0], **change}, *stored["blocks"][1:]]
+    with pytest.raises((ValueError, TypeError), match=message):
+        Plan.from_dict(stored)
+    (tmp_path / "plan.json").write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match=r"plan.json is no plan of snnk: .*" + message):
+        Plan.load(tmp_path / "plan.json")
+
+
+def test_plans_of_files_are_checked(bert):
+    stored = plan(bert, keep=0.5).to_dict()
+    first = stored["blocks"][0]
+    for wrong, message in [
+        ([stored], r"a plan has the format 'snnk.Plan/1'; got 'list'"),
+        ({**stored, "blocks": []}, "one or more blocks, each once; got none"),
+        ({**stored, "blocks": [first, first]}, r"each once; got \['encoder.layer.0'\] twice"),
+        ({**stored, "blocks": "all"}, "a model_type and a list of blocks; got 'bert' and str"),
+        ({**stored, "blocks": ["all"]}, "a block of a plan has the keys"),
+        ({**stored, "model_type": None}, "a model_type and a list of blocks; got None"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Plan.from_dict(wrong)
+
+
+def test_a_plan_must_fit_the_model(bert):
+    sizes = plan(bert, keep=0.5)
+    with pytest.raises(ValueError, match=r"layer.0 \(32 wide, 1,072 parameters\).*layer.0 \(32 wide, 552 parameters\)"):
+        sizes.check(make("bert", hidden_size=8))
+    for kind, count, most in (("atoms", 33, 32), ("relu", 1000, 67)):
+        large = replace(sizes.blocks[0], kind=kind, num_features=count)
+        with pytest.raises(ValueError, match=f"has room for {most} {kind}; got num_features {count}"):
+            Plan("bert", (large,)).check(bert)
+
+
+def test_offloaded_models_are_refused(tmp_path):
+    from accelerate import disk_offload
+
+    model, batches = make("bert"), some_batches(count=2)
+    sizes = plan(model, keep=0.5)
+    disk_offload(model, tmp_path, execution_device="cpu")
+    assert find_ffns(model)[0].up_weight().is_meta
+    for do in (lambda: compress_(model, sizes, batches), lambda: plan(model, keep=0.5, batches=batches)):
+        with pytest.raises(ValueError, match=r"layer.0 the first, are offloaded .* load the whole model into memory"):
+            do()
+
+
+def test_tokens_of():
+    mask = torch.tensor([[[1, 1, 0], [1, 0, 0]]])  # one question with two answers
+    assert tokens_of({"attention_mask": mask}, torch.Size([2, 3])).tolist() == [True, True, False, True, False, False]
+    assert tokens_of({"pixel_values": mask, "attention_mask": mask}, torch.Size([1, 5])).all()
+    assert tokens_of({"input_ids": mask}, torch.Size([2, 2])).shape == (4,)
+    with pytest.raises(ValueError, match=r"one entry for each of \(2, 4\) tokens; got shape \(1, 2, 3\)"):
+        tokens_of({"attention_mask": mask}, torch.Size([2, 4]))
+
+
+def test_padding_of_multiple_choice_does_not_count():
+    """Behind four tokens of padding, or eight: what is fitted is the same."""
+    found = []
+    for padding in (4, 8):
+        model = make("bert", hf.AutoModelForMultipleChoice)
+        flat = some_batches(count=6, size=16, padding=padding)
+        batches = [{key: value.view(8, 2, -1) for key, value in batch.items()} for batch in flat]
+        report = compress_(model, plan(model, keep=0.25, layers=[0]), batches, refine=0)
+        assert report.tokens == 5 * (8 * 9 + 8 * 6)
+        found.append(find_ffns(model)[0].down_weight().detach())
+    assert torch.allclose(*found, rtol=1e-3, atol=1e-4)
+
+
+def test_padding_does_not_count_in_a_joint_plan(bert):
+    a, b = (plan(bert, keep=0.4, batches=some_batches(padding=padding)) for padding in (0, 9))
+    assert [(x.kind, x.num_features) for x in a.blocks] == [(x.kind, x.num_features) for x in b.blocks]
+    errors = [[x.predicted_error for x in part.blocks] for part in (a, b)]
+    assert errors[0] == pytest.approx(errors[1], rel=1e-3)
+
+
+def test_a_joint_plan_needs_tokens(bert):
+    with pytest.raises(ValueError, match="60 tokens are too few to fit 32 features; give at least 64, better 320"):
+        plan(bert, keep=0.3, batches=some_batches(count=2, size=4))
+
+
+def test_importance_is_that_of_the_next_layer_norm():
+    """Against the definition in float64: 1 / variance for tokens, LayerNorm's |gamma| times the block's |scale|."""
+    for row, columns in (
+        ("bert", lambda ffn: ffn.block.output.LayerNorm.weight.abs()),
+        ("dinov2", lambda ffn: ffn.block.layer_scale2.lambda1.abs()),
+        ("llama", lambda ffn: torch.ones(16)),
+    ):
+        ffn = find_ffns(make(row))[1]
+        with torch.no_grad():
+            for p in ffn.block.parameters():
+                p.mul_(torch.linspace(-2, 2, p.shape[-1]))
+        stream = (
+            torch.randn(50, 16, generator=torch.Generator().manual_seed(0)) * torch.linspace(0.1, 9, 50)[:, None] + 3
+        )
+        weight, scale = importance(ffn, stream)
+        wanted = [1 / np.var(row) for row in stream.double().numpy()]
+        assert torch.allclose(weight.double(), torch.tensor(wanted), rtol=1e-4)
+        assert torch.allclose(scale, columns(ffn).detach()) and (row == "llama" or float(scale.std()) > 0.1)
+
+
+def test_what_a_block_may_become_has_the_weighted_error_of_its_fit():
+    """Every option against the rows themselves: tokens count by 1 / variance, outputs by the scale of the LayerNorm."""
+    model, batches = make("bert", num_hidden_layers=1), some_batches(count=20)
+    (ffn,) = find_ffns(model)
+    with torch.no_grad():
+        ffn.block.output.LayerNorm.weight.copy_(torch.linspace(0.2, 3, 16))
+        ffn.down_weight().mul_(torch.linspace(8, 72, 16)[:, None])
+        for p in ffn.block.attention.output.LayerNorm.parameters():
+            p.mul_(8)  # inputs far larger than the features, whose penalty they must not change
+        ffn.up_weight().mul_(4 / 8)
+    rows = []
+    with torch.no_grad(), observe([ffn], lambda _, seen: rows.append(seen)):
+        for batch in batches:
+            model(**batch)
+    mask = torch.cat([batch["attention_mask"].bool().flatten() for batch in batches])
+    x, y, stream = (torch.cat([getattr(r, n).flatten(0, 1) for r in rows])[mask] for n in ("inputs", "outputs", "sum"))
+    with torch.no_grad():
+        phi, x, y, w = ffn.hidden(x).double(), x.double(), y.double(), 1 / stream.double().var(1, correction=0)
+    scale = torch.linspace(0.2, 3, 16, dtype=torch.float64)
+    assert float(w.std() / w.mean()) > 0.3  # tokens that all count the same would show nothing
+
+    def centred(v):
+        return v - (w[:, None] * v).sum(0) / w.sum()
+
+    def squared(error):
+        return float((w[:, None] * (scale * error).square()).sum())
+
+    total = squared(centred(y))
+    linear = RidgeStats(16, 16).update(x.float(), y, w).solve("gcv")
+    wanted = {("drop", None): 1.0, ("dense", None): 0.0, ("linear", None): squared(y - linear.predict(x)) / total}
+    gram, cross = centred(phi).T @ (w[:, None] * phi), centred(phi).T @ (w[:, None] * y) * scale
+    penalty = PENALTY * float(gram.diagonal().mean())
+    order, _ = choose_atoms(gram, cross, WIDTH, penalty)
+    for m in range(2, WIDTH, 2):
+        wanted["atoms", m] = 1 - explained(gram, cross, order[:m].tolist(), penalty) / total
+    found = [block for each, stats in sums([ffn], model, batches) for block in _options(each, stats)]
+    assert {(b.kind, b.num_features): b.predicted_error for b, _ in found} == pytest.approx(wanted, abs=1e-4)
+    damages = {(b.kind, b.num_features): damage for b, damage in found}
+    share = total / float(w.sum())
+    assert damages == pytest.approx({key: error * share for key, error in wanted.items()}, abs=1e-4 * share)
+
+
+def option(cost, damage):
+    return BlockPlan("b", "atoms", 2, 9, 99, cost, 99, cost), damage
+
+
+def test_what_is_left_of_the_budget_is_spent():
+    """A price alone buys nothing but ends of the convex hull: 1 + 1, then 21 + 1; 11 + 6 fit into 19."""
+    first = [option(1, 10.0), option(11, 9.0), option(21, 0.0)]
+    second = [option(1, 1.0), option(4, 0.9), option(6, 0.8), option(31, 0.0)]
+    chosen = _allocate([first, second], 19, "parameters")
+    assert [block.parameters for block in chosen] == [11, 6]
+    with pytest.raises(ValueError, match="even with constants for blocks 2 multiply-adds are left; the budget is 1"):
+        _allocate([first, second], 1, "multiply_adds")
+
+
+def test_a_joint_plan_leaves_less_than_a_step():
+    model = make("bert", num_hidden_layers=4)
+    sizes = plan(model, keep=0.3, batches=some_batches(count=12))
+    left = 0.3 * sum(b.parameters_before for b in sizes.blocks) - sum(b.parameters for b in sizes.blocks)
+    assert 0 <= left < 2 * (2 * 16 + 1) + 1  # two neurons more
+
+
+@pytest.mark.parametrize(
+    ("row", "features", "dtype"),
+    [
+        ("bert", "atoms", torch.bfloat16),
+        ("llama", "atoms", torch.float32),
+        ("llama", "cos", torch.float32),
+        ("gpt2", "relu", torch.bfloat16),
+    ],
+)
+def test_sizes_are_met_or_refused(row, features, dtype):
+    model = make(row).to(dtype)
+    size, blocks = (x * dtype.itemsize for x in _sizes(model))
+    step, refused = 2 * 3 * 17 * dtype.itemsize * 2, 0
+    for share in (0.02, 0.1, 0.5, 0.97):
+        target = size - blocks + share * blocks
+        try:
+            sizes = plan(model, target_size=target, features=features)
+        except ValueError as error:
+            assert "the target cannot be reached with equal shares: " in str(error) and share <= 0.1
+            refused += 1
+        else:
+            after = size - blocks + dtype.itemsize * sum(b.parameters for b in sizes.blocks)
+            assert target - step <= after <= target
+    assert 1 <= refused <= 2
+    assert all(b.kind == "dense" for b in plan(model, target_size=size).blocks)
+
+
+def _sizes(model):
+    return sum(t.numel() for t in model.state_dict().values()), sum(ffn.parameters for ffn in find_ffns(model))
+
+
+def test_speedups_are_met_or_refused(bert):
+    work = sum(m.weight.numel() for m in bert.modules() if isinstance(m, nn.Linear))
+    for speedup in (1.0, 1.2, 1.5, 1.7):
+        for batches in (None, some_batches()):
+            sizes = plan(bert, target_speedup=speedup, batches=batches)
+            saved = sum(b.multiply_adds_before - b.multiply_adds for b in sizes.blocks)
+            assert speedup <= work / (work - saved) < speedup + 0.1
+    most = work / (work - sum(ffn.multiply_adds for ffn in find_ffns(bert)))
+    with pytest.raises(ValueError, match=r"layer.0 may take \d+ multiply-adds, and 2 atoms take 64"):
+        plan(bert, target_speedup=most - 0.01)
+    assert plan(bert, target_speedup=most - 0.01, batches=some_batches()).blocks[0].kind == "drop"
+
+
+@pytest.mark.parametrize("features", ["relu", "cos"])
+def test_keep_is_a_share_of_parameters_for_random_features_of_gated_blocks(features):
+    model = make("llama")
+    for keep in (0.3, 0.5, 0.9):
+        block = plan(model, keep=keep, features=features).blocks[0]
+        assert keep - 2 * (16 + 17) / block.parameters_before < block.parameters / block.parameters_before <= keep
+    assert plan(make("bert"), keep=0.5, features=features).blocks[0].num_features == WIDTH // 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": True}, "keep must be above 0 and at most 1; got True"),
+        ({"keep": "0.5"}, "keep must be above 0 and at most 1; got '0.5'"),
+        ({"keep": float("nan")}, "keep must be above 0 and at most 1; got nan"),
+        ({"target_size": "1.2.3MB"}, "target_size must be like '200MB' or a positive number of bytes; got '1.2.3MB'"),
+        ({"target_size": True}, "target_size must be like .*; got True"),
+        ({"target_size": "0MB"}, "target_size must be like .*; got '0MB'"),
+        ({"target_speedup": True}, "target_speedup must be from 1 to .*; got True"),
+        ({"keep": 0.5, "layers": 1}, "layers must be 'all', 'top-1' to 'top-2', or a list of integers; got 1"),
+        ({"keep": 0.5, "layers": None}, "a list of integers; got None"),
+        ({"keep": 0.5, "layers": ["a"]}, r"a list of integers; got \['a'\]"),
+        ({"keep": 0.5, "layers": [0.5]}, r"a list of integers; got \[0.5\]"),
+        ({"keep": 0.5, "layers": [True]}, r"a list of integers; got \[True\]"),
+        ({"keep": 0.5, "batches": [[1]]}, "a batch must be a dict of the model's inputs; got list"),
+        ({"keep": 0.5, "batches": {"input_ids": 1}}, "batches must be a list of dicts of the model's inputs; got dict"),
+        ({"keep": 0.5, "batches": 3}, "batches must be a list of dicts of the model's inputs; got int"),
+        ({"keep": 0.5, "batches": [{}]}, "a batch must hold the model's inputs as tensors; got a dict with keys"),
+    ],
+)
+def test_bad_arguments(bert, options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        plan(bert, **options)
+
+
+def test_numbers_of_numpy(bert):
+    assert plan(bert, keep=np.float32(0.5), layers=np.array([1])) == plan(bert, keep=0.5, layers=[1])
+
+
+def test_every_module_gets_its_own_mode_back(bert):
+    model = make("bert").train()
+    model.embeddings.eval()
+    model.encoder.layer[1].eval()
+    modes = {name: module.training for name, module in model.named_modules()}
+    assert len(set(modes.values())) == 2
+    with evaluating(model):
+        assert not any(module.training for module in model.modules())
+        for layer in model.encoder.layer:
+            layer.intermediate = nn.Sequential(nn.Dropout()).eval()
+    after = {name: module.training for name, module in model.named_modules()}
+    assert {name: mode for name, mode in after.items() if name in modes} == {
+        name: modes[name] for name in after if name in modes
+    }
+    assert [after[f"encoder.layer.{i}.intermediate.0"] for i in (0, 1)] == [True, False]

@@ -1,0 +1,254 @@
+"""Every row of the table: the block it names is the block, and an equal block in its slots changes nothing."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers as hf
+from torch import nn
+
+import snnk
+from snnk.hf import ARCHITECTURES, find_ffns, observe, replace_
+
+from helpers.architectures import (
+    CONFIGS,
+    GPT2,
+    IMAGE,
+    IMAGES,
+    KINDS,
+    ROWS,
+    TEXT,
+    WIDTH,
+    D,
+    inputs,
+    make,
+    output,
+    replaced,
+)
+
+GPT2 |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+
+def observed(model, row):
+    seen = []
+    with torch.no_grad(), observe(find_ffns(model), lambda ffn, s: seen.append(s)):
+        model(**inputs(row))
+    return seen
+
+
+def test_every_row_has_a_model():
+    assert set(CONFIGS) == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_blocks_are_found_under_the_same_names_below_any_head(row):
+    head = hf.AutoModelForImageClassification if row in IMAGES else hf.AutoModelForSequenceClassification
+    bare, headed = find_ffns(make(row)), find_ffns(make(row, head))
+    assert [f.name for f in bare] == [f.name for f in headed]
+    assert [f.index for f in bare] == [0, 1]
+    for ffn in bare:
+        assert (ffn.in_features, ffn.width, ffn.out_features, ffn.kind) == (D, WIDTH, D, "dense")
+        matrices = 3 if ffn.gated else 2
+        biases = sum(b.numel() for b in (ffn.up_bias(), ffn.gate_bias(), ffn.down_bias()) if b is not None)
+        assert ffn.multiply_adds == matrices * D * WIDTH
+        assert ffn.parameters == matrices * D * WIDTH + biases
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_getters_are_the_block_that_runs(row):
+    model = make(row)
+    for ffn, seen in zip(find_ffns(model), observed(model, row), strict=True):
+        x = seen.inputs
+        assert x.shape == seen.outputs.shape == seen.sum.shape
+        assert x.ndim == 3
+        hidden = F.linear(x, ffn.up_weight(), ffn.up_bias())
+        if ffn.gated:
+            hidden = ffn.activation(F.linear(x, ffn.gate_weight(), ffn.gate_bias())) * hidden
+        else:
+            hidden = ffn.activation(hidden)
+        torch.testing.assert_close(ffn.hidden(x), hidden)
+        torch.testing.assert_close(F.linear(hidden, ffn.down_weight(), ffn.down_bias()), seen.outputs)
+        torch.testing.assert_close(ffn.forward(x), seen.outputs)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_residual_is_the_sum_of_a_model_without_the_block(row):
+    model = make(row)
+    first = observed(model, row)[0]
+    assert first.outputs.abs().max() > 1e-2
+    find = find_ffns(model)[0]
+    with torch.no_grad():
+        for parameter in find.slot("down").parameters():
+            parameter.zero_()
+    torch.testing.assert_close(observed(model, row)[0].sum, first.residual, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_identity_swap(row):
+    model = make(row)
+    before = output(model, row)
+    for ffn in find_ffns(model):
+        rows = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(4))
+        new = replace_(ffn, "atoms", WIDTH).copy_rows_(rows)
+        assert isinstance(new.down, nn.Linear)
+        assert isinstance(new.up, nn.Linear)
+    torch.testing.assert_close(output(model, row), before, atol=1e-5, rtol=1e-5)
+    assert [f.kind for f in find_ffns(model)] == ["atoms", "atoms"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("row", ["bert", "gpt2", "llama", "opt", "dinov2"])
+def test_replaced_blocks_compute_down_of_phi(row, kind):
+    model = make(row)
+    dense = find_ffns(model)[0].multiply_adds
+    new = replaced(model, kind)
+    for handle, seen in zip(new, observed(model, row), strict=True):
+        phi = handle.phi(seen.inputs)
+        m = {"linear": D, "drop": 0}.get(kind, 6)
+        assert phi.shape == (*seen.inputs.shape[:-1], m)
+        weight = torch.zeros(D, 0) if kind == "drop" else handle.down.weight
+        torch.testing.assert_close(F.linear(phi, weight, handle.down.bias), seen.outputs)
+        assert handle.ffn.kind == kind
+        assert handle.ffn.multiply_adds < dense
+        assert (handle.ffn.multiply_adds == 0) == (kind == "drop")
+        assert (handle.map is not None) == (kind in snnk.FEATURE_MAPS)
+        if kind != "atoms":
+            with pytest.raises(ValueError, match=f"already replaced \\({kind}\\)"):
+                replace_(handle.ffn, "linear")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("row", ["bert", "gpt2", "llama"])
+def test_restore(row, kind):
+    model = make(row)
+    before, keys = output(model, row), list(model.state_dict())
+    new = replaced(model, kind)
+    assert not torch.allclose(output(model, row), before)
+    new[0].restore_()
+    assert list(model.config.quantization_config.blocks) == [new[1].ffn.name]
+    new[1].restore_()
+    assert torch.equal(output(model, row), before)
+    assert list(model.state_dict()) == keys
+    assert not hasattr(model.config, "quantization_config")
+
+
+def test_restoring_a_second_replacement_leaves_the_first():
+    model = make("bert")
+    replaced(model, "atoms", m=10)
+    before = output(model, "bert")
+    again = replaced(model, "relu", layers=[0])
+    again[0].restore_()
+    assert torch.equal(output(model, "bert"), before)
+    kinds = {name: entry["num_features"] for name, entry in model.config.quantization_config.blocks.items()}
+    assert kinds == {"encoder.layer.0": 10, "encoder.layer.1": 10}
+
+
+def test_a_map_as_an_object_and_its_options():
+    model = make("bert")
+    first, second = find_ffns(model)
+    handle = replace_(first, snnk.ArcCosine(D, 8, order=2, seed=5))
+    assert (handle.kind, handle.map.order, handle.map.seed) == ("features", 2, 5)
+    assert replace_(second, "cos", 8, seed=3, projection="iid").map.kind.name == "iid"
+
+
+@pytest.mark.parametrize("row", ["bert", "distilbert"])
+def test_chunked_blocks_are_seen_whole(row):
+    whole, chunked = make(row), make(row, chunk_size_feed_forward=1)
+    for a, b in zip(observed(whole, row), observed(chunked, row), strict=True):
+        torch.testing.assert_close(a.sum, b.sum)
+        torch.testing.assert_close(a.residual, b.residual)
+    sizes = [getattr(m, "chunk_size_feed_forward", 1) for f in find_ffns(chunked) for m in f.block.modules()]
+    assert set(sizes) == {1}
+
+
+def test_an_activation_may_be_a_function():
+    model = make("bert")
+    for ffn in find_ffns(model):
+        parent = ffn.block.intermediate
+        del parent.intermediate_act_fn
+        parent.intermediate_act_fn = torch.tanh
+    before = output(model, "bert")
+    seen = observed(model, "bert")[0]
+    ffn = find_ffns(model)[0]
+    torch.testing.assert_close(ffn.forward(seen.inputs), seen.outputs)
+    handle = replace_(ffn, "relu", 8)
+    assert isinstance(ffn.block.intermediate.intermediate_act_fn, nn.Identity)
+    handle.restore_()
+    assert torch.equal(output(model, "bert"), before)
+
+
+def test_hooks_are_removed_even_after_an_error():
+    model = make("bert")
+
+    def fail(ffn, seen):
+        raise KeyError("from the callback")
+
+    with pytest.raises(KeyError), observe(find_ffns(model), fail):
+        model(**inputs("bert"))
+    output(model, "bert")
+    with pytest.raises(ValueError, match=r"model\.eval"), observe(find_ffns(model.train()), fail):
+        pass
+
+
+def test_nothing_is_drawn_from_the_global_generator():
+    model = make("bert")
+    state = torch.random.get_rng_state()
+    for ffn, kind in zip(find_ffns(model), ("atoms", "relu"), strict=True):
+        replace_(ffn, kind, 6)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_dtype_and_training_mode_follow_the_block():
+    model = make("bert").to(torch.bfloat16).train()
+    first, second = replaced(model, "atoms", [0]) + replaced(model, "cos", [1])
+    assert first.up.weight.dtype == second.map.projection.dtype == second.down.weight.dtype == torch.bfloat16
+    assert all(m.training for m in model.modules())
+    assert output(model.eval(), "bert").isfinite().all()
+
+
+def test_unknown_models_are_refused_with_a_reason():
+    t5 = hf.T5Model(hf.T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, vocab_size=9))
+    albert = hf.AlbertModel(hf.AlbertConfig(**TEXT, embedding_size=8))
+    swiglu = hf.Dinov2Model(hf.Dinov2Config(**IMAGE, use_swiglu_ffn=True))
+    fnet = hf.FNetModel(hf.FNetConfig(hidden_size=8, num_hidden_layers=1, intermediate_size=8, vocab_size=9))
+    for model, reason in ((t5, r"wo\.weight"), (albert, "shared"), (swiglu, "one tensor"), (fnet, "known are bert")):
+        with pytest.raises(ValueError, match=f"{reason}.*A row in snnk.hf.ARCHITECTURES"):
+            find_ffns(model)
+    with pytest.raises(TypeError, match="unwrap it first"):
+        find_ffns(nn.Sequential(t5))
+
+
+def test_known_models_without_their_modules_are_refused():
+    model = make("bert")
+    model.encoder.layer[1].output.dense = None
+    with pytest.raises(ValueError, match=r"encoder\.layer\.1 of BertModel has no output\.dense"):
+        find_ffns(model)
+    model.encoder.layer = nn.ModuleList()
+    with pytest.raises(ValueError, match="no layers at"):
+        find_ffns(model)
+
+
+def test_bad_requests():
+    ffn = find_ffns(make("bert"))[0]
+    for arguments, message in (
+        (("gelo", 4), "did you mean 'gelu'"),
+        (("features", 4), "unknown kind"),
+        (("atoms", WIDTH + 1), f"{WIDTH} neurons"),
+        (("atoms", None), "positive integer"),
+        (("relu", None), "positive integer"),
+        (("linear", 4), "no features to count"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            replace_(ffn, *arguments)
+    with pytest.raises(TypeError, match="only feature maps have options"):
+        replace_(ffn, "atoms", 4, projection="iid")
+    assert ffn.kind == "dense"
+    handle = replace_(ffn, "atoms", 4)
+    with pytest.raises(ValueError, match=r"\(16, 4\); got \(16, 5\)"):
+        handle.fill_(torch.zeros(D, 5), None)
+    with pytest.raises(ValueError, match="NaN"):
+        handle.fill_(torch.full((D, 4), torch.nan), None)
+    with pytest.raises(ValueError, match="needs 4 rows"):
+        handle.copy_rows_([1, 2])
+    square = find_ffns(hf.GPT2Model(hf.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_inner=8, vocab_size=9)))[0]
+    with pytest.raises(ValueError, match="leave it as it is"):
+        replace_(square, "atoms", 8)

@@ -1,0 +1,112 @@
+"""A pass that starts where the last one ended sees what a pass from the bottom sees."""
+
+import inspect
+
+import pytest
+import torch
+from transformers.models.bert.modeling_bert import BertLayer
+
+from snnk.hf import find_ffns
+from snnk.hf.record import Walk
+
+from helpers.architectures import ROWS, inputs, make, replaced
+
+
+def layers(row):
+    return {"distilbert": "n_layers", "gpt2": "n_layer"}.get(row, "num_hidden_layers")
+
+
+def walked(model, batches, indices, between=lambda i: None):
+    walk, seen = Walk(model, batches), []
+    for i in indices:
+        seen.append(walk.to(find_ffns(model)[i]))
+        between(i)
+    return seen
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_as_from_the_bottom(row):
+    model, other = (_deep(row) for _ in range(2))
+    batches = [inputs(row), {k: v[:2] for k, v in inputs(row).items()}]
+
+    def change(model):
+        return lambda i: replaced(model, "atoms", layers=(i,), m=20)  # other values above
+
+    found = walked(model, batches, (0, 1, 3), change(model))
+    for i, (xs, residuals) in zip((0, 1, 3), found, strict=True):
+        again = Walk(other, batches).to(find_ffns(other)[i])
+        for one, two in zip([*xs, *residuals], [*again[0], *again[1]], strict=True):
+            torch.testing.assert_close(one, two)
+        change(other)(i)
+    assert "forward" not in vars(find_ffns(model)[0].block)
+    with torch.no_grad():  # nothing is skipped any more
+        torch.testing.assert_close(model(**batches[0])[0], other(**batches[0])[0])
+
+
+def _deep(row, count=4):
+    return make(row, **{layers(row): count})
+
+
+def test_layers_are_run_at_most_twice_as_a_whole():
+    model, count = _deep("bert"), [0] * 4
+    for i, ffn in enumerate(find_ffns(model)):
+        dense = ffn.block.attention.self.query
+        dense.register_forward_hook(lambda *_, i=i: count.__setitem__(i, count[i] + 1))
+    walked(model, [inputs("bert")], range(4))
+    assert count == [2, 2, 2, 1]
+
+
+def test_a_forward_of_its_own_stays_and_a_failure_leaves_no_hook():
+    model = _deep("bert")
+    first, last = find_ffns(model)[0].block, find_ffns(model)[3]
+    own = first.forward
+
+    def forward(*args, **kwargs):
+        return own(*args, **kwargs)
+
+    first.forward = forward
+    walk = Walk(model, [inputs("bert")])
+    walk.to(find_ffns(model)[1])
+    assert first.forward is forward
+    handle = last.slot("up").register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        walk.to(last)
+    handle.remove()
+    assert first.forward is forward
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    one, two = walk.to(last), Walk(model, [inputs("bert")]).to(last)  # it can be asked again
+    torch.testing.assert_close(one[0][0], two[0][0])
+
+
+def test_layers_that_are_called_by_keyword():
+    model, batch = _deep("bert"), inputs("bert")
+    for ffn in find_ffns(model):
+        ffn.block.__class__ = ByKeyword
+    found = walked(model, [batch], (0, 2, 3))
+    usual = _deep("bert")
+    for i, (xs, _) in zip((0, 2, 3), found, strict=True):
+        torch.testing.assert_close(xs[0], Walk(usual, [batch]).to(find_ffns(usual)[i])[0][0])
+
+
+class ByKeyword(BertLayer):
+    """As if its encoder called layer(hidden_states=...)."""
+
+    def __call__(self, *args, **kwargs):
+        names = [*inspect.signature(BertLayer.forward).parameters][1:]
+        return super().__call__(**dict(zip(names, args, strict=False)), **kwargs)
+
+
+def test_nothing_is_kept_for_gradients_and_padding_is_left_out():
+    model, batch = _deep("bert"), inputs("bert")
+    walk = Walk(model, [batch])
+    xs, residuals = walk.to(find_ffns(model)[1])
+    assert not walk.kept[0].requires_grad and not xs[0].requires_grad
+    assert len(xs[0]) == len(residuals[0]) == int(batch["attention_mask"].sum()) < batch["input_ids"].numel()
+
+
+def test_no_way_down():
+    model = _deep("bert")
+    walk = Walk(model, [inputs("bert")])
+    walk.to(find_ffns(model)[2])
+    with pytest.raises(ValueError, match=r"encoder.layer.1 is below layer 2"):
+        walk.to(find_ffns(model)[1])
