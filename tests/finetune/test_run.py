@@ -627,7 +627,7 @@ def test_bad_input_to_train(data):
         ({"train": "{root}/empty.tsv", "text": None}, "is empty: it has no rows"),
         ({"train": "{root}/nothing.csv", "text": None}, "is empty: it has no rows"),
         ({"train": "{root}/nothing.jsonl"}, "is empty: it has no rows"),
-        ({"method": "uptrain", "layers": "1,x"}, "layers must be 'all', 'top-6' or numbers .* got '1,x'"),
+        ({"method": "uptrain", "layers": "1,x"}, "layers must be 'all', 'top-6', or numbers .* got '1,x'"),
         ({"method": "uptrain", "layers": "top-"}, "layers must be .* got 'top-'"),
         ({"method": "snnk", "features": 17}, "at most 16 directions there; got num_features=17"),
         ({"method": "snnk-tuned", "features": 17}, "more features than directions"),

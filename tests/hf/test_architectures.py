@@ -8,6 +8,7 @@ from torch import nn
 
 import snnk
 from snnk.hf import ARCHITECTURES, find_ffns, observe, replace_
+from snnk.hf.architectures import choose_layers, parse_layers
 
 from helpers.architectures import (
     CONFIGS,
@@ -252,3 +253,23 @@ def test_bad_requests():
     square = find_ffns(hf.GPT2Model(hf.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_inner=8, vocab_size=9)))[0]
     with pytest.raises(ValueError, match="leave it as it is"):
         replace_(square, "atoms", 8)
+
+
+@pytest.mark.parametrize(
+    ("layers", "numbers"),
+    [
+        ("all", [0, 1, 2, 3]),
+        (" top-2 ", [2, 3]),
+        ("3, 1,1", [1, 3]),
+        ((2, 0), [0, 2]),
+        (torch.tensor([1]).numpy(), [1]),
+    ],
+)
+def test_layers_are_read_from_texts_and_lists(layers, numbers):
+    assert choose_layers(list(range(4)), layers) == numbers
+
+
+@pytest.mark.parametrize("layers", ["", "top-0", "top-", "1,x", "1-3", ["1"], [True], 1.0, None])
+def test_layers_that_cannot_be_read(layers):
+    with pytest.raises((ValueError, TypeError), match="layers must be 'all', 'top-6', or numbers"):
+        parse_layers(layers)

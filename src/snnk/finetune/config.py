@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from snnk import _checks
-from snnk.finetune.methods import METHODS, parse_layers
+from snnk.finetune.methods import METHODS
 from snnk.finetune.pooling import POOLING
 from snnk.finetune.settings import Settings
+from snnk.hf.architectures import parse_layers
 
 STARTS = ("closed-form", "random")
 

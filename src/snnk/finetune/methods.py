@@ -8,7 +8,6 @@ RoBERTa-base (Hu et al. 2022); for ia3 its rate (Liu et al. 2022); for full its 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -206,22 +205,8 @@ def pooler_and_classifier(model: Any, setup: Setup) -> Any:
     return model
 
 
-def parse_layers(text: str) -> str | list[int]:
-    """What `snnk.hf.replace_ffn_` takes, from an option.
-
-    Example:
-        >>> parse_layers("3, 4"), parse_layers("top-6")
-        ([3, 4], 'top-6')
-    """
-    if re.fullmatch(r"all|top-[1-9]\d*", text.strip()):
-        return text.strip()
-    if re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
-        return [int(number) for number in text.split(",")]
-    raise ValueError(f"layers must be 'all', 'top-6' or numbers with commas such as '3,4,5'; got {text!r}")
-
-
 def uptrain(model: Any, setup: Setup) -> Any:
-    layers = parse_layers(setup.layers or f"top-{(len(hf.find_ffns(model)) + 1) // 2}")
+    layers = setup.layers or f"top-{(len(hf.find_ffns(model)) + 1) // 2}"
     hf.replace_ffn_(model, layers, num_features=setup.features, seed=setup.seed)
     return model
 

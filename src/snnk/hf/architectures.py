@@ -8,7 +8,9 @@ the same for every head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import numbers
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -235,6 +237,43 @@ def find_ffns(model: Any) -> list[FFN]:
         if missing:
             raise ValueError(f"{ffn.name} of {type(model).__name__} has no {', '.join(missing)}, as {kind!r} models do")
     return ffns
+
+
+def parse_layers(layers: str | Iterable[int]) -> slice | list[int]:
+    """Read a choice of layers, as arguments and options have it, before the number of layers is known.
+
+    Args:
+        layers: "all", "top-6" (the last six), numbers with commas such as "3,4,5", or a list of integers.
+
+    Example:
+        >>> parse_layers("top-6"), parse_layers("4, 3"), parse_layers([3, 4])
+        (slice(-6, None, None), [3, 4], [3, 4])
+    """
+    expected = f"layers must be 'all', 'top-6', or numbers such as '3,4,5'; got {layers!r}"
+    if isinstance(layers, str):
+        if layers.strip() == "all":
+            return slice(None)
+        if top := re.fullmatch(r"top-0*([1-9]\d*)", layers.strip()):
+            return slice(-int(top[1]), None)
+        if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", layers):
+            raise ValueError(expected)
+        return sorted({int(number) for number in layers.split(",")})
+    chosen = list(layers) if isinstance(layers, Iterable) else [None]
+    if any(isinstance(i, bool) or not isinstance(i, numbers.Integral) for i in chosen):
+        raise TypeError(expected)
+    return sorted({int(i) for i in chosen if i is not None})
+
+
+def choose_layers(ffns: list[FFN], layers: str | Iterable[int]) -> list[FFN]:
+    """The blocks of the layers that `parse_layers` reads; a ValueError if the model does not have them."""
+    chosen = parse_layers(layers)
+    if isinstance(chosen, slice):
+        if chosen.start is not None and -chosen.start > len(ffns):
+            raise ValueError(f"layers can be 'top-{len(ffns)}' at most, as there are {len(ffns)}; got {layers!r}")
+        return ffns[chosen]
+    if not chosen or chosen[0] < 0 or chosen[-1] >= len(ffns):
+        raise ValueError(f"layers must be among 0 to {len(ffns) - 1}; got {chosen}")
+    return [ffns[i] for i in chosen]
 
 
 def weight_of(layer: Any) -> Tensor:

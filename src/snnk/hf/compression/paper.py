@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from snnk.hf.architectures import FFN, find_ffns
-from snnk.hf.compression.planning import KEPT, choose_layers
+from snnk.hf.architectures import FFN, choose_layers, find_ffns
+from snnk.hf.compression.planning import KEPT
 from snnk.hf.replace import Replacement, replace_, set_slot
 from snnk.maps import FeatureMap
 from snnk.nn.linear import SNNKLinear
@@ -32,7 +32,7 @@ def replace_ffn_(
 
     Args:
         model: a transformers model with any head.
-        layers: "all", "top-6" (the last six), or a list of their numbers.
+        layers: "all", "top-6" (the last six), "3,4,5", or a list of numbers.
         num_features: number m of features.
         feature_map: a name in FEATURE_MAPS; A starts as its psi(W1, b1).
         seed, **options: of the maps; each block draws its own.

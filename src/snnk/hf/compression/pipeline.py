@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -19,6 +18,7 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenize
 
 from snnk import _checks, _io, hf
 from snnk._environment import environment
+from snnk.hf.architectures import parse_layers
 from snnk.hf.compression import report as pages
 from snnk.hf.compression.agreement import Outputs, probe
 from snnk.hf.cost import positions, stored
@@ -64,14 +64,7 @@ class Settings:
         for name, number in (("--target-speedup", self.target_speedup), ("--max-error", self.max_error)):
             if number is not None and not 0 < number < math.inf:
                 raise ValueError(f"{name} must be a positive number; got {number}")
-        self.chosen_layers()
-
-    def chosen_layers(self) -> str | list[int]:
-        if self.layers == "all" or self.layers.startswith("top-"):
-            return self.layers
-        if not re.fullmatch(r"\d+(,\d+)*", self.layers):
-            raise ValueError(f"--layers must be all, top-6 or numbers like 0,1,2; got {self.layers!r}")
-        return [int(number) for number in self.layers.split(",")]
+        parse_layers(self.layers)
 
     def make_plan(self, model: Any, batches: Any = None) -> hf.Plan:
         if self.plan is not None:
@@ -83,7 +76,7 @@ class Settings:
             KEEP if (self.keep, self.target_size, self.target_speedup) == (None, None, None) else self.keep,
             target_size=self.target_size,
             target_speedup=self.target_speedup,
-            layers=self.chosen_layers(),
+            layers=self.layers,
             features=self.features,
             batches=batches,
         )

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from snnk import _checks, _io
-from snnk.hf.architectures import FFN, find_ffns
+from snnk.hf.architectures import FFN, choose_layers, find_ffns
 from snnk.hf.cost import stored
 from snnk.hf.models import each, evaluating, in_memory, place
 from snnk.hf.record import Observation, observe, tokens_of
@@ -162,7 +162,7 @@ def plan(
         target_size: of the whole model in memory, "200MB" or a number of bytes, at most.
         target_speedup: how many times fewer multiply-adds a token is to take in the model's linear layers, at least;
             what attention does between tokens is not counted.
-        layers: "all", "top-6" (the last six), or a list of their numbers.
+        layers: "all", "top-6" (the last six), "3,4,5", or a list of numbers.
         features: "atoms", neurons of the block itself; or random features, "relu" or "cos".
         batches: typical inputs of the model. Without them every block keeps the same share; with them (atoms only, and
             at least two tokens for each neuron of a block), counts are chosen jointly, and a block may also become
@@ -321,24 +321,6 @@ def make_map(ffn: FFN, kind: str, count: int, *, seed: int = 0, device: Any = No
     if kind == "relu":
         return ArcCosine(ffn.in_features, count, augment=True, seed=seed, device=device)
     return ProjectedURF(ffn.in_features, count, "gelu", on_error="ignore", seed=seed, device=device)
-
-
-def choose_layers(ffns: list[FFN], layers: str | Iterable[int]) -> list[FFN]:
-    """All, the last k ("top-k"), or those of these numbers."""
-    if layers == "all":
-        return ffns
-    if isinstance(layers, str):
-        top = re.fullmatch(r"top-(\d+)", layers)
-        if not top or not 0 < int(top[1]) <= len(ffns):
-            raise ValueError(f"layers must be 'all', 'top-1' to 'top-{len(ffns)}', or a list; got {layers!r}")
-        return ffns[-int(top[1]) :]
-    chosen = list(layers) if isinstance(layers, Iterable) else [None]
-    if any(isinstance(i, bool) or not isinstance(i, numbers.Integral) for i in chosen):
-        raise TypeError(f"layers must be 'all', 'top-1' to 'top-{len(ffns)}', or a list of integers; got {layers!r}")
-    chosen = sorted({int(i) for i in chosen})
-    if not chosen or chosen[0] < 0 or chosen[-1] >= len(ffns):
-        raise ValueError(f"layers must be among 0 to {len(ffns) - 1}; got {chosen}")
-    return [ffns[i] for i in chosen]
 
 
 def _budget(model: Any, ffns: list[FFN], keep: Any, size: Any, speedup: Any) -> tuple[float, str]:
