@@ -331,9 +331,9 @@ def test_a_model_that_was_saved_in_bfloat16_comes_back_as_it_was_trained(root, t
 
 def test_a_variant_of_a_method(root, tmp_path):
     config = make_config(root, tmp_path / "out", method="snnk-relu", features=4, max_steps=1)
-    variant = Method("one adapter a layer", wrap=snnk_adapter(feature_map="relu", placement="pfeiffer"))
+    variant = Method("one adapter per layer", wrap=snnk_adapter(feature_map="relu", target_modules="pfeiffer"))
     found = finetune(config, method=variant).metrics
-    assert found["summary"] == "one adapter a layer" and found["method"] == "snnk-relu"
+    assert found["summary"] == "one adapter per layer" and found["method"] == "snnk-relu"
     assert found["parameters"]["trained"] == 2 * (DIM * 4 + DIM) + HEAD
     assert found["settings"]["learning_rate"] == 1e-3
 

@@ -132,7 +132,7 @@ def make_adapters(out):
     found = {}
     for name, options in {
         "stored": {},
-        "seeded": {"save_projection": False},
+        "seeded": {"save_directions": False},
         "gelu": {"feature_map": "gelu", "use_bias": True, "gate": False},
     }.items():
         model = get_peft_model(bert(), snnk.peft.SNNKConfig(num_features=6, init_weights=False, **options))

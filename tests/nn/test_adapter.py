@@ -48,12 +48,12 @@ def test_parameter_counts():
 
     assert count(SNNKAdapter(768, 16)) == 13_056
     assert count(adapter(gate=False)) == 8 * 6 and count(adapter(bias=True)) == 8 * 6 + 16
-    assert count(adapter(train_projection=True)) == 8 * 6 + 8 + 6 * 8
+    assert count(adapter(train_directions=True)) == 8 * 6 + 8 + 6 * 8
     assert "dim=8, num_features=6, trainable=56" in repr(adapter())
 
 
 def test_the_projection_is_trained_only_if_asked():
-    frozen, trained = adapter(), adapter(train_projection=True)
+    frozen, trained = adapter(), adapter(train_directions=True)
     assert torch.equal(frozen.feature_map.projection, trained.feature_map.projection)
     trained.load_state_dict(frozen.state_dict())
     assert torch.equal(frozen(X), trained(X))
@@ -65,7 +65,7 @@ def test_the_projection_is_trained_only_if_asked():
 
 def test_bottleneck():
     """With Directions, trained, a bias and no gate: two linear layers with an activation between them."""
-    a = SNNKAdapter(8, 4, Directions(8, 4, "gelu"), gate=False, bias=True, train_projection=True, init_weights=False)
+    a = SNNKAdapter(8, 4, Directions(8, 4, "gelu"), gate=False, bias=True, train_directions=True, init_weights=False)
     down, up = torch.nn.Linear(8, 4), torch.nn.Linear(4, 8)
     with torch.no_grad():
         down.weight.copy_(a.feature_map.projection[:, :-1])
@@ -267,7 +267,7 @@ def test_one_token_more_than_features_is_enough(batches):
 
 
 def test_a_trained_projection_can_start_from_directions(batches):
-    net = Two(train_projection=True, gate=False)
+    net = Two(train_directions=True, gate=False)
     before = net.adapters[0].feature_map.projection.clone()
     fit_directions_(net, batches)
     assert not torch.allclose(net.adapters[0].feature_map.projection, before)

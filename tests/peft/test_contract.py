@@ -116,7 +116,7 @@ def test_layers_have_the_sizes_of_what_they_stand_for(kind):
 
 
 @every_model
-@pytest.mark.parametrize("options", [{}, {"save_projection": False}, {"train_projection": True, "use_bias": True}])
+@pytest.mark.parametrize("options", [{}, {"save_directions": False}, {"train_directions": True, "use_bias": True}])
 def test_without_memory_for_weights_until_they_are_loaded(kind, options, tmp_path):
     """With low_cpu_mem_usage, trained parameters are on the meta device until the file's take their places."""
     model = adapted(kind, **options)
@@ -138,11 +138,11 @@ def test_without_memory_for_weights_until_they_are_loaded(kind, options, tmp_pat
 
 
 @every_model
-@pytest.mark.parametrize("save_projection", [True, False])
-def test_random_adapters_of_one_configuration_differ(kind, save_projection, tmp_path):
+@pytest.mark.parametrize("save_directions", [True, False])
+def test_random_adapters_of_one_configuration_differ(kind, save_directions, tmp_path):
     """Only in what is trained: projections come from the seed, so that files without them can be verified."""
-    model = adapted(kind, save_projection=save_projection)
-    model.add_adapter("second", settings(kind, save_projection=save_projection))
+    model = adapted(kind, save_directions=save_directions)
+    model.add_adapter("second", settings(kind, save_directions=save_directions))
     for layer in layers(model):
         one, two = layer.snnk_adapter["default"], layer.snnk_adapter["second"]
         assert not torch.equal(one.weight, two.weight) and not torch.equal(one.gate, two.gate)
@@ -163,9 +163,9 @@ TRAINED = [
     *[(kind, {}) for kind in MODELS],
     ("mlp", {"gate": False}),
     ("mlp", {"use_bias": True, "feature_map": "cos", "normalize": "dim"}),
-    ("mlp", {"projection": "pca", "feature_map": "gelu", "train_projection": True, "gate": False, "use_bias": True}),
+    ("mlp", {"directions": "pca", "feature_map": "gelu", "train_directions": True, "gate": False, "use_bias": True}),
     ("mlp", {"target_modules": ["lin0"], "modules_to_save": ["lin1"]}),
-    ("conv1d", {"train_projection": True}),
+    ("conv1d", {"train_directions": True}),
     ("gpt2", {"target_modules": "all-linear"}),
 ]
 
@@ -189,7 +189,7 @@ def test_training_moves_what_is_trained_and_nothing_else(kind, options):
 
 
 @every_model
-@pytest.mark.parametrize("options", [{}, {"save_projection": False, "use_bias": True, "feature_map": "sin"}])
+@pytest.mark.parametrize("options", [{}, {"save_directions": False, "use_bias": True, "feature_map": "sin"}])
 def test_files_bring_everything_back(kind, options, tmp_path):
     model = adapted(kind, normalize="dim", **options)
     model.save_pretrained(tmp_path)
@@ -258,9 +258,9 @@ def test_what_cannot_be_done_is_refused(kind, tmp_path):
 
 def test_layers_that_only_a_state_dict_names(tmp_path):
     """PEFT can put adapters where a state dict has them, whatever target_modules are."""
-    model = adapted("mlp", save_projection=False)
+    model = adapted("mlp", save_directions=False)
     state = {n.removeprefix("base_model.model."): t for n, t in get_peft_model_state_dict(model).items()}
-    config = settings("mlp", save_projection=False, target_modules=["lin0"])
+    config = settings("mlp", save_directions=False, target_modules=["lin0"])
     with pytest.warns(RuntimeWarning, match="lin1"):
         found = inject_adapter_in_model(config, base("mlp"), state_dict=state)
     set_peft_model_state_dict(found, state)
@@ -289,7 +289,7 @@ def test_what_a_model_with_adapters_prints(kind):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("upcast", [True, False])
 def test_adapters_are_in_float32_or_in_the_dtype_of_the_model(kind, dtype, upcast, tmp_path):
-    options = {"train_projection": kind == "mlp", "use_bias": True}
+    options = {"train_directions": kind == "mlp", "use_bias": True}
     model = get_peft_model(base(kind).to(dtype), settings(kind, **options), autocast_adapter_dtype=upcast).eval()
     model.add_adapter("second", settings(kind, **options), autocast_adapter_dtype=upcast)
     wanted = torch.float32 if upcast else dtype
@@ -336,20 +336,18 @@ def test_configurations_survive_json(tmp_path):
     config = SNNKConfig(
         num_features=6,
         feature_map="cos",
-        rows="iid",
+        projection="iid",
         target_modules=["lin0", "lin1"],
         exclude_modules=["lin1"],
         layers_to_transform=[1],
-        layers_pattern="blocks",
-        feature_pattern={"lin0": 8},
         modules_to_save=["head"],
         init_weights=False,
         gate=False,
         use_bias=True,
         normalize="dim",
-        save_projection=False,
-        projection_seed=3,
-        projection_checksums={"lin0": [0.5, 0.25, 0.0, 1.0]},
+        save_directions=False,
+        seed=3,
+        checksums={"lin0": [0.5, 0.25, 0.0, 1.0]},
         task_type="SEQ_CLS",
     )
     config.save_pretrained(tmp_path)
@@ -359,10 +357,10 @@ def test_configurations_survive_json(tmp_path):
     for field in fields(SNNKConfig):
         if field.name not in ("inference_mode", "peft_version"):  # PEFT's own, which it sets when it saves
             assert getattr(read, field.name) == getattr(config, field.name), field.name
-    directions = SNNKConfig(projection="gradient", feature_map="gelu", placement="pfeiffer", train_projection=True)
+    directions = SNNKConfig(directions="gradient", feature_map="gelu", target_modules="pfeiffer", train_directions=True)
     directions.save_pretrained(tmp_path)
     read = PeftConfig.from_pretrained(tmp_path)
-    assert (read.projection, read.placement, read.train_projection) == ("gradient", "pfeiffer", True)
+    assert (read.directions, read.target_modules, read.train_directions) == ("gradient", "pfeiffer", True)
 
 
 def damaged(tensors, how):

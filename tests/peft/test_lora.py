@@ -15,7 +15,7 @@ from snnk.peft.model import layers_of
 from helpers.adapters import adapted, train_
 from helpers.architectures import D, make, output
 
-LINEAR = {"projection": "pca", "feature_map": "identity", "use_bias": True}  # delta(y) is linear in y, and so in x
+LINEAR = {"directions": "pca", "feature_map": "identity", "use_bias": True}  # delta(y) is linear in y, and so in x
 
 
 def batches(count=12, size=16, seed=3):

@@ -46,7 +46,7 @@ def test_placement(row):
     assert torch.equal(output(model, row), after)
     assert torch.equal(output(model.unload(), row), before)
     assert not any(isinstance(m, AdaptedLinear) for m in base.modules())
-    pfeiffer = get_peft_model(make(row), SNNKConfig(num_features=4, placement="pfeiffer"))
+    pfeiffer = get_peft_model(make(row), SNNKConfig(num_features=4, target_modules="pfeiffer"))
     assert names(pfeiffer) == [f"{ffn.name}.{part.down}" for ffn in ffns]
 
 
@@ -87,8 +87,8 @@ def test_layers_and_patterns():
         return names(adapted(trained=False, **options))
 
     assert count(layers_to_transform=[1]) == ["encoder.layer.1.attention.output.dense", "encoder.layer.1.output.dense"]
-    assert count(layers_to_transform=0, placement="pfeiffer") == ["encoder.layer.0.output.dense"]
-    assert count(layers_to_transform=[1], layers_pattern="layer", target_modules=["intermediate.dense"]) == [
+    assert count(layers_to_transform=0, target_modules="pfeiffer") == ["encoder.layer.0.output.dense"]
+    assert count(layers_to_transform=[1], target_modules=["intermediate.dense"]) == [
         "encoder.layer.1.intermediate.dense"
     ]
     assert count(target_modules=r".*\.1\..*query", layers_to_transform=[1]) == ["encoder.layer.1.attention.self.query"]
@@ -103,21 +103,19 @@ def test_layers_and_patterns():
     layers = torch.nn.ModuleDict({"layers": torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(2))})
     options = {"target_modules": "all-linear", "layers_to_transform": [1]}
     assert names(get_peft_model(layers, SNNKConfig(num_features=4, **options))) == ["layers.1"]
-    model = adapted(trained=False, feature_pattern={r"layer\.1\..*": 6, "layer.0.output.dense": 2})
-    assert [layer.snnk_adapter["default"].num_features for _, layer in layers_of(model, "default")] == [4, 2, 6, 6]
 
 
 def test_a_configuration_can_be_used_again(tmp_path):
     """An earlier model has left names of layers in it, and checksums of its projections."""
-    config = SNNKConfig(num_features=4, save_projection=False)
+    config = SNNKConfig(num_features=4, save_directions=False)
     for row in ("bert", "gpt2"):
         model = get_peft_model(make(row), config)
         assert len(names(model)) == 4
         model.save_pretrained(tmp_path)
-    assert len(names(get_peft_model(make("bert"), replace(config, placement="pfeiffer")))) == 2
-    config.projection_seed = 1
+    assert len(names(get_peft_model(make("bert"), replace(config, target_modules="pfeiffer")))) == 2
+    config.seed = 1
     get_peft_model(make("gpt2"), config)
-    options = {"peft_type": "SNNK", "num_features": 4, "save_projection": False}
+    options = {"peft_type": "SNNK", "num_features": 4, "save_directions": False}
     assert len(names(get_peft_model(make("bert"), get_peft_config(options)))) == 4
     read = PeftConfig.from_pretrained(tmp_path)
     new = get_peft_model(make("gpt2"), replace(read, num_features=6, inference_mode=False))
@@ -154,7 +152,7 @@ def test_blocks_with_adapters_are_not_compressed():
 
 
 def test_directions_of_chunked_blocks_and_decoders_leave_padding_out():
-    options = {"num_features": 4, "projection": "pca", "feature_map": "gelu"}
+    options = {"num_features": 4, "directions": "pca", "feature_map": "gelu"}
     fitted = []
     for chunk in (0, 1):
         model = get_peft_model(make("bert", chunk_size_feed_forward=chunk), SNNKConfig(**options))
@@ -202,10 +200,10 @@ def test_feature_maps(feature_map):
 
 
 def test_directions_and_the_bottleneck_baseline():
-    model = adapted(projection="pca", feature_map="gelu")
+    model = adapted(directions="pca", feature_map="gelu")
     assert all(type(fm) is Directions for fm in maps(model).values())
     bottleneck = adapted(
-        trained=False, projection="pca", feature_map="relu", train_projection=True, use_bias=True, gate=False
+        trained=False, directions="pca", feature_map="relu", train_directions=True, use_bias=True, gate=False
     )
     assert trainable(bottleneck) == 4 * (4 * (D + 1) + D * 4 + D)  # two linear layers with biases
     assert torch.equal(output(bottleneck, "bert"), output(make("bert"), "bert"))
@@ -213,7 +211,7 @@ def test_directions_and_the_bottleneck_baseline():
 
 def test_directions_are_those_that_the_configuration_asks_for():
     batch = {**inputs("bert"), "labels": torch.tensor([0, 1, 1])}
-    options = {"projection": "gradient", "feature_map": "gelu"}
+    options = {"directions": "gradient", "feature_map": "gelu"}
 
     def fitted(*method):
         model = adapted("bert", hf.AutoModelForSequenceClassification, trained=False, **options)
@@ -227,7 +225,7 @@ def test_directions_are_those_that_the_configuration_asks_for():
     assert torch.equal(torch.cat([fm.projection for fm in maps(model).values()]), fitted())
 
     model = adapted("bert", hf.AutoModelForSequenceClassification, trained=False, **options)
-    model.add_adapter("second", SNNKConfig(num_features=4, projection="pca", feature_map="gelu"))
+    model.add_adapter("second", SNNKConfig(num_features=4, directions="pca", feature_map="gelu"))
     fit_directions_(model, [batch])  # the second is not active
     model.base_model.set_adapter(["default", "second"])
     with pytest.raises(ValueError, match=r"default 'gradient', second 'pca'; name one with method="):
@@ -235,7 +233,7 @@ def test_directions_are_those_that_the_configuration_asks_for():
 
 
 def test_sites_have_streams_of_their_own():
-    one, again, other = (maps(adapted(trained=False, **k)) for k in ({}, {}, {"projection_seed": 1}))
+    one, again, other = (maps(adapted(trained=False, **k)) for k in ({}, {}, {"seed": 1}))
     part = maps(adapted(trained=False, layers_to_transform=[1]))
     assert all(torch.equal(one[n].projection, again[n].projection) for n in one)
     assert all(torch.equal(one[n].projection, part[n].projection) for n in part)
@@ -380,19 +378,15 @@ def test_registered_once():
 
 BAD_CONFIGS = [
     ({"feature_map": "rellu"}, "did you mean 'relu'"),
-    ({"feature_map": "relus", "projection": "pca"}, "unknown activation 'relus'; did you mean 'relu'"),
-    ({"projection": "pcb"}, "did you mean 'pca'"),
-    ({"rows": "iiid"}, "did you mean 'iid'"),
-    ({"rows": "iid", "feature_map": "tanh_power"}, "tanh_power draws no rows of a kind to choose; got rows='iid'"),
-    ({"rows": "iid", "projection": "pca"}, "projection='pca' draws no rows"),
-    ({"placement": "houlsbi"}, "did you mean 'houlsby'"),
+    ({"feature_map": "relus", "directions": "pca"}, "unknown activation 'relus'; did you mean 'relu'"),
+    ({"directions": "pcb"}, "did you mean 'pca'"),
+    ({"projection": "iiid"}, "did you mean 'iid'"),
+    ({"projection": "iid", "feature_map": "tanh_power"}, "tanh_power has no projection to choose; got 'iid'"),
+    ({"projection": "iid", "directions": "pca"}, "directions='pca' has no projection to choose"),
     ({"num_features": 0}, "positive integer; got 0"),
-    ({"feature_pattern": {"dense": -1}}, r"feature_pattern\['dense'\]"),
-    ({"feature_pattern": {"(": 4}}, "no regular expression"),
-    ({"layers_pattern": "layer"}, "layers_to_transform"),
-    ({"save_projection": False, "projection": "pca"}, "fitted to data.*save_projection=True"),
-    ({"save_projection": False, "train_projection": True}, "trained.*save_projection=True"),
-    ({"feature_map": "arccos0", "train_projection": True}, "no gradient moves"),
+    ({"save_directions": False, "directions": "pca"}, "fitted to data.*save_directions=True"),
+    ({"save_directions": False, "train_directions": True}, "trained.*save_directions=True"),
+    ({"feature_map": "arccos0", "train_directions": True}, "have no gradient"),
 ]
 
 
@@ -400,8 +394,8 @@ BAD_CONFIGS = [
 def test_bad_configurations(options, message):
     with pytest.raises(ValueError, match=message):
         SNNKConfig(**options)
-    with pytest.raises(TypeError, match="projection_seed"):
-        SNNKConfig(projection_seed=0.5)
+    with pytest.raises(TypeError, match="seed"):
+        SNNKConfig(seed=0.5)
 
 
 REFUSED = [
@@ -410,14 +404,9 @@ REFUSED = [
     ({"layers_to_transform": [7]}, r"in layers \[7\]"),
     ({"target_modules": ["LayerNorm"]}, "got LayerNorm"),
     ({"feature_map": "cos", "num_features": 5}, "even, two features a projection; got 5"),
-    ({"projection": "pca", "num_features": D + 1}, f"at most {D} directions there; got num_features={D + 1}"),
+    ({"directions": "pca", "num_features": D + 1}, f"at most {D} directions there; got num_features={D + 1}"),
     ({"num_features": MOST_VALUES}, "GiB; at most"),
-    ({"feature_pattern": {"layer.9.output.dense": 4}}, r"layer.9.output.dense.*fits none"),
     ({"num_features": MOST_VALUES // 256, "feature_map": "tanh_power"}, "GiB; at most"),
-    (
-        {"placement": "pfeiffer", "target_modules": ["query"]},
-        r"got placement='pfeiffer' and target_modules=\{'query'\}",
-    ),
     ({"target_modules": ["query"], "exclude_modules": ["query"]}, r"no layer but those of exclude_modules=\{'query'\}"),
 ]
 

@@ -273,9 +273,7 @@ def make_adapter(folder: Path, **options: Any) -> None:
 
     from snnk.peft import SNNKConfig
 
-    model = get_peft_model(
-        make_bert(), SNNKConfig(num_features=4, feature_pattern={"layer.0.output.dense": 6}, **options)
-    )
+    model = get_peft_model(make_bert(), SNNKConfig(num_features=4, **options))
     torch.manual_seed(1)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -284,7 +282,7 @@ def make_adapter(folder: Path, **options: Any) -> None:
 
 
 def make_seed_only(folder: Path) -> None:
-    make_adapter(folder, save_projection=False)
+    make_adapter(folder, save_directions=False)
 
 
 def load_adapter(folder: Path) -> Any:
@@ -300,7 +298,7 @@ def load_adapter_config(folder: Path) -> Any:
     from snnk.peft import SNNKConfig
 
     config = SNNKConfig.from_pretrained(folder)
-    return {"features": config.features_at("encoder.layer.1.output.dense"), "seed": config.projection_seed}
+    return {"features": config.num_features, "seed": config.seed}
 
 
 def make_finetuned(folder: Path, method: str = "linear-probe", pooling: str = "model") -> None:

@@ -105,11 +105,11 @@ def _methods(config: Config, name: str) -> dict[str, Callable[[], int]]:
 
     from snnk.peft import SNNKConfig
 
-    bottleneck: Any = {"projection": "pca", "train_projection": True, "gate": False, "use_bias": True}
+    bottleneck: Any = {"directions": "pca", "train_directions": True, "gate": False, "use_bias": True}
     d, c = WIDTH, config.classes
 
     def pfeiffer(size: int) -> Callable[[], int]:
-        return _adapted(name, lambda: SNNKConfig(num_features=size, placement="pfeiffer", **bottleneck))
+        return _adapted(name, lambda: SNNKConfig(num_features=size, target_modules="pfeiffer", **bottleneck))
 
     lora = LoraConfig(r=config.rank, target_modules=["query", "value", "q_proj", "v_proj"])
     found: dict[str, Callable[[], int]] = {

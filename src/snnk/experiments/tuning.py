@@ -53,13 +53,13 @@ def variants() -> dict[str, tuple[str, Any]]:
         return edit
 
     base = KNOWN["snnk-pooler"]
-    wide: Any = {"feature_map": "relu", "projection": "pca", "train_projection": True, "gate": False, "use_bias": True}
+    wide: Any = {"feature_map": "relu", "directions": "pca", "train_directions": True, "gate": False, "use_bias": True}
     return {
         "pooler": ("snnk-pooler", replace(base, edit=nothing, finish=nothing)),
         "tanh-pooler": ("snnk-pooler", replace(base, edit=pooler("tanh_power", "pretrained"))),
         "random-pooler": ("snnk-pooler", replace(base, edit=pooler("cos", "random"))),
         "closed-form": ("bundled", KNOWN["bundled"]),
-        "pfeiffer": ("houlsby", replace(KNOWN["houlsby"], wrap=snnk_adapter(placement="pfeiffer", **wide))),
+        "pfeiffer": ("houlsby", replace(KNOWN["houlsby"], wrap=snnk_adapter(target_modules="pfeiffer", **wide))),
     }
 
 

@@ -167,7 +167,7 @@ def snnk_adapter(*, fit: bool = False, **options: Any) -> Callable[[Any, Setup],
         if kind not in hf.ARCHITECTURES:
             known = ", ".join(hf.ARCHITECTURES)
             raise ValueError(f"adapters have places in {known}; got a {kind!r} model: use lora, bitfit or full there")
-        found = _peft(model, SNNKConfig(num_features=setup.features, projection_seed=setup.seed, **options), setup)
+        found = _peft(model, SNNKConfig(num_features=setup.features, seed=setup.seed, **options), setup)
         return fit_directions_(found, setup.batches()) if fit else found
 
     return wrap
@@ -226,21 +226,21 @@ METHODS: dict[str, Method] = {
     "snnk": Method(
         "SNNK adapters along principal directions of the model's own activations",
         # without a gate A starts at zero, and a 17th feature costs what the gate did
-        wrap=snnk_adapter(fit=True, feature_map="gelu", projection="pca", gate=False),
+        wrap=snnk_adapter(fit=True, feature_map="gelu", directions="pca", gate=False),
         features=17,
         settings={"learning_rate": 3e-3},
         images=CLIP,
     ),
     "snnk-tuned": Method(
         "the same with directions that are trained too: bottleneck adapters that start from the data",
-        wrap=snnk_adapter(fit=True, feature_map="gelu", projection="pca", gate=False, train_projection=True),
+        wrap=snnk_adapter(fit=True, feature_map="gelu", directions="pca", gate=False, train_directions=True),
         features=8,
         settings={"learning_rate": 3e-3},
         images=CLIP,
     ),
     "snnk-relu": Method(
         "the paper's adapters with random ReLU features",
-        wrap=snnk_adapter(feature_map="relu", rows="iid"),
+        wrap=snnk_adapter(feature_map="relu", projection="iid"),
         features=16,
         images=CLIP,
     ),
@@ -284,7 +284,7 @@ METHODS: dict[str, Method] = {
     "lora": Method("low-rank updates of query and value", wrap=lora, features=8, settings={"learning_rate": 5e-4}),
     "houlsby": Method(
         "bottleneck adapters after attention and feed-forward block",
-        wrap=snnk_adapter(feature_map="relu", projection="pca", train_projection=True, gate=False, use_bias=True),
+        wrap=snnk_adapter(feature_map="relu", directions="pca", train_directions=True, gate=False, use_bias=True),
         features=48,
         images=CLIP,
     ),

@@ -25,7 +25,7 @@ class SNNKAdapter(nn.Module):
         feature_map: name in FEATURE_MAPS ("relu", "cos", "sin", ...) or a FeatureMap.
         gate: train v beside A. Without it A itself starts at zero.
         bias: add a trained bias, (dim,), to what the adapter adds.
-        train_projection: train the feature map's projection too; with `Directions`, `bias` and no gate that is the
+        train_directions: train the feature map's projection too; with `Directions`, `bias` and no gate that is the
             bottleneck adapter of Houlsby et al. (2019).
         init_weights: start as the identity, with A drawn from `seed`. False draws A, gate and bias from torch's global
             generator, so that no two such adapters are equal; it is there for tests.
@@ -51,7 +51,7 @@ class SNNKAdapter(nn.Module):
         *,
         gate: bool = True,
         bias: bool = False,
-        train_projection: bool = False,
+        train_directions: bool = False,
         init_weights: bool = True,
         seed: int = 0,
         device: Any = None,
@@ -69,7 +69,7 @@ class SNNKAdapter(nn.Module):
         self.weight = nn.Parameter(torch.empty(dim, num_features, **place))
         for name, wanted in (("gate", gate), ("bias", bias)):
             self.register_parameter(name, nn.Parameter(torch.empty(dim, **place)) if wanted else None)
-        if train_projection:
+        if train_directions:
             projection = self.feature_map.projection
             del self.feature_map.projection
             self.feature_map.projection = nn.Parameter(projection)

@@ -1,13 +1,13 @@
-"""SNNKConfig: which adapters, where, and how they travel."""
+"""SNNKConfig: which adapters a model gets, behind which layers, and what their files hold."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import safetensors
 import torch
 from peft.config import PeftConfig
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME, PeftType
-from peft.utils.other import get_pattern_key
 from torch import Tensor
 
 from snnk import _checks
@@ -25,46 +24,84 @@ from snnk.maps.projections import PROJECTIONS
 from snnk.nn.adapter import SNNKAdapter
 from snnk.peft.patterns import check_patterns
 
-# peft_type in a file: PEFT answers an unknown one with a KeyError of this text. Files of version 0.1 have "SNNK"
+# peft_type in a file. PEFT answers an unknown one with a KeyError of this text. Files of version 0.1 have "SNNK".
 PEFT_TYPE = "SNNK: run 'import snnk.peft' before (pip install snnk[peft])"
-PLACEMENTS = ("houlsby", "pfeiffer")
-PROJECTED = ("random", "pca", "gradient")
+DIRECTIONS = ("random", "pca", "gradient")
 PROBES, SKETCH, TOLERANCE = 4, 4, 1e-3
 FLOATS = ("F64", "F32", "F16", "BF16")  # dtypes of adapters in files
-ANEW = (
-    "for a new adapter with the settings of an old one's file, take dataclasses.replace(config, inference_mode=False)"
-)
+ANEW = "for a new adapter with the settings of this file, use dataclasses.replace(config, inference_mode=False)"
+# words of adapter_config.json in version 0.1, and what they are called now
+OLD_WORDS = {
+    "projection": "directions",
+    "rows": "projection",
+    "train_projection": "train_directions",
+    "save_projection": "save_directions",
+    "projection_seed": "seed",
+    "projection_checksums": "checksums",
+}
+REMOVED = ("feature_pattern", "layers_pattern")
 
 
+def renewed(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of an adapter_config.json in today's words, whichever version of snnk wrote them.
+
+    Example:
+        >>> renewed({"projection": "pca", "rows": "iid", "placement": "pfeiffer"})
+        {'directions': 'pca', 'projection': 'iid', 'target_modules': 'pfeiffer'}
+    """
+    old = settings.get("projection") in DIRECTIONS or bool(settings.keys() & (OLD_WORDS.keys() - {"projection"}))
+    found = {OLD_WORDS.get(name, name) if old else name: value for name, value in settings.items()}
+    for name in REMOVED:
+        if found.pop(name, None):
+            raise ValueError(f"{name} is set to {str(settings[name])[:200]}; only version 0.1 of snnk supports it")
+    placement = found.pop("placement", None)
+    if placement is not None and found.get("target_modules") is None:
+        found["target_modules"] = placement
+    return found
+
+
+def _reads_files(cls: type[SNNKConfig]) -> type[SNNKConfig]:
+    """PEFT passes what a file holds straight to the constructor, with a plain string as `peft_type`."""
+    start = cls.__init__
+
+    @functools.wraps(start)
+    def init(self: SNNKConfig, *args: Any, **kwargs: Any) -> None:
+        start(self, *args, **(renewed(kwargs) if type(kwargs.get("peft_type")) is str else kwargs))
+
+    setattr(cls, "__init__", init)  # noqa: B010, mypy allows no assignment to it
+    return cls
+
+
+@_reads_files
 @dataclass
 class SNNKConfig(PeftConfig):
     """Configuration of SNNK adapters, for `peft.get_peft_model`.
 
     Args:
-        num_features: number m of features of an adapter; it trains dim * m + dim numbers.
-        feature_map: a name in FEATURE_MAPS; with "pca" and "gradient" the name of an activation. Random features of
-            activations other than relu are sines and cosines whatever the name, as A is trained and not made from f.
-        projection: "random"; or "pca" or "gradient", directions that `snnk.peft.fit_directions_` fills from data
-            and that are random until then.
-        rows: of random projections, a name in PROJECTIONS; "iid", the paper's, for the relu and arccos maps. With
-            cos and other spectral ones, Gaussian rows let features grow like exp(|x|^2), past any float at |x| = 28.
-        placement: "houlsby", behind attention and behind the feed-forward block, or "pfeiffer", behind the latter.
-            Where neither this nor `target_modules` is given, "houlsby".
-        target_modules: names, endings of names or one regular expression of linear layers, or "all-linear", instead
-            of `placement`.
-        exclude_modules: the same, of layers to leave out.
-        layers_to_transform: numbers of the layers that get adapters; all without it, and none outside with it.
-        layers_pattern: name of the list of layers that the numbers are of, where a model has several.
-        feature_pattern: {ending or regular expression of a name: num_features of those layers}.
-        modules_to_save: modules to train and save beside the adapters, such as a new head.
-        init_weights: start as the identity. False draws what is trained from torch's global generator, so that no two
-            such adapters are equal; it is there for tests.
-        gate, use_bias: train v; train a bias.
-        train_projection: train the projection too; with "pca", a bias and no gate it is the bottleneck adapter.
-        normalize: of the feature map's inputs, see FeatureMap.
-        save_projection: False writes what was trained and the seed; the rest is drawn again on loading.
-        projection_seed: every layer draws from a stream of its own, made of this and its name.
-        projection_checksums: written with a file without projections, and verified before it is loaded.
+        num_features: number m of features per adapter, which trains dim * m + dim numbers.
+        feature_map: a name in FEATURE_MAPS; with directions "pca" and "gradient", the name of an activation. The matrix
+            of an adapter is trained and not computed from the activation, so that with random directions "cos", "sin"
+            and "gelu" all give sines and cosines.
+        directions: where the directions of the features come from: "random", or "pca" or "gradient", which
+            `snnk.peft.fit_directions_` computes from data. Until it is called they are random.
+        projection: the law of random directions, a name in PROJECTIONS. The paper's relu adapters have "iid". Do not
+            use it with "cos" and other spectral maps: their features grow like exp(|x|^2) on Gaussian rows and overflow
+            at |x| = 28.
+        target_modules: which linear layers get an adapter behind them: "houlsby", behind attention and behind the
+            feed-forward block (the default); "pfeiffer", behind the feed-forward block only; "all-linear"; a list of
+            names or endings of names; or one regular expression.
+        exclude_modules: names, endings of names or one regular expression of layers that get none.
+        layers_to_transform: indices of the transformer layers that get adapters; None means all.
+        modules_to_save: modules to train and save in addition to the adapters, such as a new head.
+        init_weights: start as the identity. False draws the trained values from torch's global generator, so that two
+            adapters always differ; PEFT's tests need this.
+        gate: train the gate v.
+        use_bias: train a bias.
+        train_directions: train the directions too. With "pca", a bias and no gate this is the bottleneck adapter.
+        normalize: how the feature map normalises its inputs, see FeatureMap.
+        save_directions: False leaves the directions out of the file and draws them again from `seed` on loading.
+        seed: the feature map of each layer is drawn from a stream of its own, made of this and the layer's name.
+        checksums: set when a file without directions is saved, and compared when it is loaded.
 
     Example:
         >>> from peft import get_peft_model
@@ -76,72 +113,58 @@ class SNNKConfig(PeftConfig):
 
     num_features: int = 16
     feature_map: str = "relu"
-    projection: str = "random"
-    rows: str = "orthogonal"
-    placement: str | None = None
-    target_modules: Any = None
-    exclude_modules: Any = None
-    layers_to_transform: Any = None
-    layers_pattern: Any = None
-    feature_pattern: dict[str, int] = field(default_factory=dict)
+    directions: str = "random"
+    projection: str = "orthogonal"
+    target_modules: str | Collection[str] | None = None
+    exclude_modules: str | Collection[str] | None = None
+    layers_to_transform: int | Sequence[int] | None = None
     modules_to_save: list[str] | None = None
     init_weights: bool = True
     gate: bool = True
     use_bias: bool = False
-    train_projection: bool = False
+    train_directions: bool = False
     normalize: str | None = None
-    save_projection: bool = True
-    projection_seed: int = 0
-    projection_checksums: dict[str, list[float]] | None = None
+    save_directions: bool = True
+    seed: int = 0
+    checksums: dict[str, list[float]] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # a plain string where it comes from JSON or a dict; such are settings too, without what saving leaves in them
-        self.was_read = type(self.peft_type) is str
-        self.from_file = self.was_read and (self.inference_mode or self.projection_checksums is not None)
+        self.was_read = type(self.peft_type) is str  # from JSON or a dict
+        # the file of an adapter, in contrast to a file of settings for new ones
+        self.from_file = self.was_read and (self.inference_mode or self.checksums is not None)
+        self.file_shapes: dict[str, tuple[int, ...]] | None = None
         self.peft_type = PeftType("SNNK")
         if self.was_read:
             check_patterns(vars(self))
         self.num_features = _checks.positive_int(self.num_features, "num_features")
-        _checks.choose(self.projection, PROJECTED, "projection")
-        known: Iterable[str] = FEATURE_MAPS if self.projection == "random" else ACTIVATIONS
-        _checks.choose(self.feature_map, known, "feature map" if self.projection == "random" else "activation")
-        _checks.choose(self.rows, PROJECTIONS, "rows")
-        if self.rows != "orthogonal" and (self.projection != "random" or self.feature_map == "tanh_power"):
-            what = self.feature_map if self.projection == "random" else f"projection={self.projection!r}"
-            raise ValueError(f"{what} draws no rows of a kind to choose; got rows={self.rows!r}, leave it out")
-        if self.placement is not None:
-            _checks.choose(self.placement, PLACEMENTS, "placement")
-        self.feature_pattern = {
-            name: _checks.positive_int(count, f"feature_pattern[{name!r}]")
-            for name, count in (self.feature_pattern or {}).items()
-        }
-        for pattern in self.feature_pattern:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"feature_pattern {pattern!r} is no regular expression: {error}") from None
+        _checks.choose(self.directions, DIRECTIONS, "directions")
+        random = self.directions == "random"
+        _checks.choose(
+            self.feature_map, list(FEATURE_MAPS if random else ACTIVATIONS), "feature map" if random else "activation"
+        )
+        _checks.choose(self.projection, PROJECTIONS, "projection")
+        if self.projection != "orthogonal" and (not random or self.feature_map == "tanh_power"):
+            what = self.feature_map if random else f"directions={self.directions!r}"
+            raise ValueError(f"{what} has no projection to choose; got {self.projection!r}, leave it out")
         for name in ("target_modules", "exclude_modules"):
             if isinstance(getattr(self, name), list | tuple):
                 setattr(self, name, set(getattr(self, name)))
-        if self.layers_pattern and self.layers_to_transform is None:
-            raise ValueError(
-                f"layers_pattern={self.layers_pattern!r} says where the numbers of layers_to_transform count; "
-                "give both, or neither"
-            )
-        if self.train_projection and self.feature_map == "arccos0":
-            raise ValueError("features of arccos0 are steps, which no gradient moves: leave train_projection out")
-        if isinstance(self.projection_seed, bool) or not isinstance(self.projection_seed, int):
-            raise TypeError(f"projection_seed must be an integer; got {self.projection_seed!r}")
-        if not self.save_projection and (self.projection != "random" or self.train_projection):
-            reason = "trained" if self.train_projection else f"fitted to data (projection={self.projection!r})"
-            raise ValueError(f"projections that are {reason} cannot be drawn again: use save_projection=True")
+        if self.train_directions and self.feature_map == "arccos0":
+            raise ValueError("features of arccos0 are steps and have no gradient: leave train_directions out")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise TypeError(f"seed must be an integer; got {self.seed!r}")
+        if not self.save_directions and not (random and not self.train_directions):
+            reason = "trained" if self.train_directions else f"fitted to data (directions={self.directions!r})"
+            raise ValueError(f"directions that are {reason} cannot be drawn again: use save_directions=True")
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, subfolder: str | None = None, **kwargs: Any) -> Any:
-        """Read the configuration, and of a local folder the header of its weights: a bad file then changes nothing."""
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], subfolder: str | None = None, **kwargs: Any
+    ) -> Any:
+        """Read the configuration and, in a local folder, the header of the weights: a bad file then changes nothing."""
         try:
-            config = super().from_pretrained(pretrained_model_name_or_path, subfolder, **kwargs)
+            config = super().from_pretrained(os.fspath(pretrained_model_name_or_path), subfolder, **kwargs)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             file = Path(pretrained_model_name_or_path, subfolder or "", CONFIG_NAME)
             raise ValueError(f"{file} is not the configuration of an SNNK adapter: {error}") from error
@@ -149,46 +172,38 @@ class SNNKConfig(PeftConfig):
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """For a file, whose `peft_type` tells a reader without snnk what to import."""
+        """The content of a file; its `peft_type` names the package to import where snnk is not imported."""
         return {**super().to_dict(), "peft_type": PEFT_TYPE}
-
-    def features_at(self, site: str) -> int:
-        """num_features of the adapter behind the layer of that name."""
-        return self.feature_pattern.get(get_pattern_key(list(self.feature_pattern), site), self.num_features)
 
     def make_adapter(self, site: str, dim: int) -> SNNKAdapter:
         """The adapter behind the layer of that name, whose outputs have `dim` values; on the CPU in float32."""
-        seed = _seed(self.projection_seed, site)
         return SNNKAdapter(
             dim,
-            self.features_at(site),
+            self.num_features,
             self.make_feature_map(site, dim),
             gate=self.gate,
             bias=self.use_bias,
-            train_projection=self.train_projection,
+            train_directions=self.train_directions,
             init_weights=self.init_weights,
-            seed=seed,
+            seed=_seed(self.seed, site),
             device="cpu",
             dtype=torch.float32,
         )
 
     def make_feature_map(self, site: str, dim: int) -> FeatureMap:
         """The feature map of that layer's adapter, drawn from its own stream."""
-        count = self.features_at(site)
-        options: Any = {
-            "normalize": self.normalize,
-            "seed": _seed(self.projection_seed, site),
-            "device": "cpu",
-            "dtype": torch.float32,
-        }
+        options: Any = {"normalize": self.normalize, "seed": _seed(self.seed, site), "device": "cpu"}
+        options["dtype"] = torch.float32
         try:
-            if self.projection == "random":
-                if self.rows != "orthogonal":  # else each map's own choice, which is that but in very few dimensions
-                    options["projection"] = self.rows
-                return FEATURE_MAPS[self.feature_map](dim, count, **options)
-            if count > dim and not self.train_projection:  # trained ones may start from random directions
-                raise ValueError(f"{self.projection} has at most {dim} directions there; got num_features={count}")
-            return Directions(dim, count, self.feature_map, **options)
+            if self.directions == "random":
+                if self.projection != "orthogonal":  # the default of every map, except in very few dimensions
+                    options["projection"] = self.projection
+                return FEATURE_MAPS[self.feature_map](dim, self.num_features, **options)
+            if self.num_features > dim and not self.train_directions:  # trained ones may start from random directions
+                raise ValueError(
+                    f"{self.directions} gives at most {dim} directions there; got num_features={self.num_features}"
+                )
+            return Directions(dim, self.num_features, self.feature_map, **options)
         except ValueError as error:
             raise ValueError(f"adapter behind {site}: {error}") from None
 
@@ -242,13 +257,13 @@ def check_sums(config: SNNKConfig, site: str, feature_map: FeatureMap) -> None:
     """Compare a draw with the checksum that a configuration from a file has of it, and must have."""
     if not config.from_file:  # saving leaves those of one model in a configuration that another may use
         return
-    if config.projection_checksums is None:
+    if config.checksums is None:
         raise ValueError(
-            f"the file has no projections (save_projection=False) and no projection_checksums to verify those "
-            f"that projection_seed={config.projection_seed} draws: its configuration was edited. Save it again; "
+            f"the file has no projections (save_directions=False) and no checksums to verify those "
+            f"that seed={config.seed} draws: its configuration was edited. Save it again; "
             f"{ANEW}"
         )
-    stored = config.projection_checksums.get(site) if isinstance(config.projection_checksums, dict) else None
+    stored = config.checksums.get(site) if isinstance(config.checksums, dict) else None
     compare_sums(site, stored, checksum(feature_map))
 
 
@@ -261,6 +276,6 @@ def compare_sums(site: str, stored: Any, found: list[float], rounding: float = 0
     if not same:
         raise ValueError(
             f"projection drawn for {site} has checksum {found}, the file's is {stored}: another model, a changed "
-            "configuration, or a random generator that draws differently. Save with save_projection=True instead; "
+            "configuration, or a random generator that draws differently. Save with save_directions=True instead; "
             f"{ANEW}"
         )

@@ -76,7 +76,7 @@ def fit_directions_(
 
     Args:
         model: with adapters that are not trained yet and have `Directions` as feature map (in PEFT:
-            projection="pca" or "gradient").
+            directions="pca" or "gradient").
         batches: keyword arguments of the model, such as a DataLoader gives; `attention_mask` is respected.
         method: "pca", the inputs' principal directions, or "gradient", those in which the inputs tell most about the
             gradient of the loss behind the adapter; that needs labels in the batches. None is what the active adapters
@@ -96,7 +96,7 @@ def fit_directions_(
     adapters = {name: m for name, m in adapters.items() if isinstance(m.feature_map, Directions)}
     if not adapters:
         raise ValueError(
-            "no adapter of the model has features along directions; in PEFT they come with projection='pca' or "
+            "no adapter of the model has features along directions; in PEFT they come with directions='pca' or "
             "'gradient', elsewhere with Directions(...) as feature map"
         )
     small = [f"{name} ({m.num_features} of {m.dim})" for name, m in adapters.items() if m.num_features > m.dim]
@@ -163,10 +163,10 @@ def _configured(model: nn.Module) -> str:
     modules: list[Any] = list(model.modules())
     configs: dict[str, Any] = next((m.peft_config for m in modules if hasattr(m, "peft_config")), {})
     active = {name for m in modules if hasattr(m, "snnk_adapter") for name in m.active_adapters}
-    asked = {name: configs[name].projection for name in sorted(active) if name in configs}
-    asked = {name: projection for name, projection in asked.items() if projection in METHODS}
+    asked = {name: configs[name].directions for name in sorted(active) if name in configs}
+    asked = {name: directions for name, directions in asked.items() if directions in METHODS}
     if len(set(asked.values())) > 1:
-        told = ", ".join(f"{name} {projection!r}" for name, projection in asked.items())
+        told = ", ".join(f"{name} {directions!r}" for name, directions in asked.items())
         raise ValueError(f"the active adapters ask for different directions: {told}; name one with method=")
     return next(iter(asked.values()), "pca")
 

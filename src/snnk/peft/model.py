@@ -29,9 +29,10 @@ from transformers.pytorch_utils import Conv1D
 
 from snnk.hf.architectures import ARCHITECTURES, Architecture, kind_of
 from snnk.nn.adapter import SNNKAdapter
-from snnk.peft.config import ANEW, PLACEMENTS, check_sums, checksum, compare_sums
+from snnk.peft.config import ANEW, check_sums, checksum, compare_sums
 from snnk.peft.layer import NOT_MERGEABLE, AdaptedLinear, sizes
 
+PLACEMENTS = ("houlsby", "pfeiffer")  # values of target_modules with a meaning per architecture
 Shapes = dict[str, tuple[int, ...]]
 # of all adapters of one configuration, 1 GiB, or as many as the model has: checked before a file's sizes are believed
 MOST_VALUES = 2**28
@@ -66,19 +67,18 @@ class SNNKModel(BaseTuner):
             )
 
     def _prepare_adapter_config(self, peft_config: Any, model_config: Any) -> Any:
-        target, placement = peft_config.target_modules, peft_config.placement
-        left = isinstance(target, str) and target in _PLACED  # by an earlier use of the configuration
-        if target is not None and (peft_config.was_read or not left):
-            if placement is not None and not left:
-                raise ValueError(f"got placement={placement!r} and target_modules={target!r}; give one of them")
+        target = peft_config.target_modules
+        if isinstance(target, str) and not peft_config.was_read:
+            target = _PLACED.get(target, target)  # an earlier use of the configuration has put a pattern there
+        placement = "houlsby" if target is None else target
+        if not isinstance(placement, str) or placement not in PLACEMENTS:
             return peft_config
-        placement = placement or "houlsby"
         kind = kind_of(getattr(self.model, "config", None))
         row = ARCHITECTURES.get(kind)
         if row is None or row.attention is None:
             raise ValueError(
-                f"placement={placement!r} is known for {', '.join(ARCHITECTURES)}; got a "
-                f"{kind or type(self.model).__name__} model. Give target_modules, the names of its linear layers"
+                f"target_modules={placement!r} is known for {', '.join(ARCHITECTURES)}; got a "
+                f"{kind or type(self.model).__name__} model. Give target_modules as names of its linear layers"
             )
         peft_config.target_modules = _placed(row, placement)
         return peft_config
@@ -90,12 +90,8 @@ class SNNKModel(BaseTuner):
         names = peft_config.target_modules
         if not found or wanted is None or not (isinstance(names, str) or key in names):
             return found
-        patterns = peft_config.layers_pattern or "[^.]*"  # PEFT counts layers for endings of names only
-        for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            match = re.match(rf"(?:^|.*?\.){pattern}\.(\d+)(?:\.|$)", key)
-            if match:
-                return int(match[1]) in ([wanted] if isinstance(wanted, int) else wanted)
-        return False
+        match = re.match(r"(?:^|.*?\.)[^.]*\.(\d+)(?:\.|$)", key)  # PEFT counts layers for endings of names only
+        return match is not None and int(match[1]) in ([wanted] if isinstance(wanted, int) else wanted)
 
     def _prepare_model(self, peft_config: Any, model: nn.Module) -> None:
         """Make all adapters and check them, before the model is touched."""
@@ -105,13 +101,10 @@ class SNNKModel(BaseTuner):
         if shapes is not None:  # nothing is drawn in sizes that are not those of the file
             shapes = {name.removeprefix("base_model.model."): shape for name, shape in shapes.items()}
             ending = ".snnk_adapter.weight"
-            weights: Shapes = {site + ending: (dim, peft_config.features_at(site)) for site, dim in sites.items()}
+            weights: Shapes = {site + ending: (dim, peft_config.num_features) for site, dim in sites.items()}
             _compare(weights, {name: shape for name, shape in shapes.items() if name.endswith(ending)})
-        unused = {p for p in peft_config.feature_pattern if not any(re.match(rf"(.*\.)?({p})$", s) for s in sites)}
-        if unused:
-            raise ValueError(f"feature_pattern {sorted(unused)} fits none of the layers {_some(sites)}")
-        depth = DEPTH.get(peft_config.feature_map, 1) if peft_config.projection == "random" else 1
-        values = sum(depth * dim * peft_config.features_at(site) for site, dim in sites.items())
+        depth = DEPTH.get(peft_config.feature_map, 1) if peft_config.directions == "random" else 1
+        values = depth * peft_config.num_features * sum(sites.values())
         # a file that is read by transformers' load_adapter shows no header: be content with as much as the model has
         most = max(MOST_READ if peft_config.was_read else MOST_VALUES, sum(p.numel() for p in model.parameters()))
         if values > most:
@@ -121,7 +114,7 @@ class SNNKModel(BaseTuner):
             )
         made = {site: peft_config.make_adapter(site, dim) for site, dim in sites.items()}
         for site, adapter in made.items():
-            if not peft_config.save_projection:
+            if not peft_config.save_directions:
                 check_sums(peft_config, site, adapter.feature_map)
                 _not_saved(adapter)
         if shapes is not None:
@@ -178,7 +171,7 @@ class SNNKModel(BaseTuner):
         if adapter is None:  # a layer that only the state dict names, see BaseTuner.inject_adapter
             base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
             adapter = peft_config.make_adapter(current_key, sizes(base)[1])
-            if not peft_config.save_projection:
+            if not peft_config.save_directions:
                 _not_saved(adapter)
         # with low_cpu_mem_usage PEFT moves every parameter that is registered here to the meta device
         for module in adapter.modules():
@@ -224,9 +217,9 @@ class SNNKModel(BaseTuner):
         found: dict[str, Tensor] = super()._get_adapter_state_dict(
             model, config, adapter_name, state_dict, unwanted_adapter_names
         )
-        if config.projection != "random" and not config.train_projection:
+        if config.directions != "random" and not config.train_directions:
             _warn_if_never_fitted(model, config, adapter_name)
-        if config.save_projection:
+        if config.save_directions:
             return found
         sums = {}
         for site, layer in layers_of(model, adapter_name):
@@ -234,11 +227,11 @@ class SNNKModel(BaseTuner):
             drawn = config.make_feature_map(site, adapter.dim)  # in float32, whatever dtype the model has by now
             if not _same_buffers(adapter.feature_map, drawn):
                 raise ValueError(
-                    f"the projection of {site} is not what projection_seed={config.projection_seed} draws: it was "
-                    "changed. Use save_projection=True"
+                    f"the projection of {site} is not what seed={config.seed} draws: it was "
+                    "changed. Use save_directions=True"
                 )
             sums[site] = checksum(drawn)
-        config.projection_checksums = sums
+        config.checksums = sums
         ending = f".snnk_adapter.{adapter_name}.checksum"  # the model's own may be rounded to half precision by now
         own = {name: torch.tensor(sums[_site(name, ending)], device="cpu") for name in found if name.endswith(ending)}
         return found | own
@@ -254,7 +247,7 @@ class SNNKModel(BaseTuner):
             if f".snnk_adapter.{adapter_name}." in name or f".modules_to_save.{adapter_name}." in name
         }
         _compare(expected, _without_embeddings(model, {name: tuple(t.shape) for name, t in found.items()}))
-        if not config.save_projection:  # PEFT reads no configuration for an adapter that is there
+        if not config.save_directions:  # PEFT reads no configuration for an adapter that is there
             ending = f".snnk_adapter.{adapter_name}.checksum"
             stored = {_site(name, ending): tensor for name, tensor in found.items() if name.endswith(ending)}
             for site, layer in layers_of(model, adapter_name):
@@ -273,7 +266,7 @@ def _placed(row: Architecture, placement: str) -> str:
     return rf"(.*\.)?{block}\.({'|'.join(map(re.escape, names))})"
 
 
-_PLACED = {_placed(row, placement) for row in ARCHITECTURES.values() for placement in PLACEMENTS}
+_PLACED = {_placed(row, placement): placement for row in ARCHITECTURES.values() for placement in PLACEMENTS}
 
 
 def layers_of(model: Any, adapter_name: str) -> list[tuple[str, AdaptedLinear]]:
@@ -301,8 +294,8 @@ def _warn_if_never_fitted(model: Any, config: Any, adapter_name: str) -> None:
             return
     if layers:
         warnings.warn(
-            f"projection={config.projection!r} was never fitted: directions of adapter {adapter_name!r} are random; "
-            "call snnk.peft.fit_directions_ before training, or use projection='random'",
+            f"directions={config.directions!r} was never fitted: directions of adapter {adapter_name!r} are random; "
+            "call snnk.peft.fit_directions_ before training, or use directions='random'",
             stacklevel=2,
         )
 

@@ -14,7 +14,7 @@ from typing import Any
 # With three repeats a name of n letters takes at most n^3 / 6 steps: a millisecond at 60. PEFT puts repeats of its own
 # around the patterns of the other fields.
 REPEATS = {"target_modules": 3, "exclude_modules": 3, "feedforward_modules": 3, "layers_pattern": 2}
-KEYS = {"feature_pattern": 2, "rank_pattern": 2, "alpha_pattern": 2}
+KEYS = {"rank_pattern": 2, "alpha_pattern": 2}
 WAYS = 128  # in which the alternatives of groups, and optional parts, can be combined
 LONGEST = 10_000
 
