@@ -22,7 +22,7 @@ from snnk.finetune import (
     FinetuneConfig,
     MeanPooled,
     Method,
-    Settings,
+    TrainingSettings,
     encode_texts,
     evaluate,
     finetune,
@@ -351,7 +351,7 @@ def test_the_papers_relu_adapters_have_gaussian_rows(root, tmp_path):
     assert norms.std() > 0.01 * norms.mean()  # orthogonal rows are of one length
 
 
-LONG = Settings(epochs=4, batch_size=32, learning_rate=3e-3, schedule="linear", clip=1.0, patience=None)
+LONG = TrainingSettings(epochs=4, batch_size=32, learning_rate=3e-3, schedule="linear", clip=1.0, patience=None)
 
 
 @pytest.fixture(scope="module")
@@ -404,18 +404,18 @@ def test_a_run_that_is_resumed_ends_with_the_same_weights(data, whole, tmp_path,
 
 def test_checkpoints_that_do_not_fit_are_refused(data, tmp_path):
     file = tmp_path / "c"
-    train(make_model(), data, None, Settings(max_steps=1), checkpoint=file, key="a")
+    train(make_model(), data, None, TrainingSettings(max_steps=1), checkpoint=file, key="a")
     with pytest.raises(ValueError, match="other options or data"):
-        train(make_model(), data, None, Settings(max_steps=1), checkpoint=file, key="b", resume=True)
+        train(make_model(), data, None, TrainingSettings(max_steps=1), checkpoint=file, key="b", resume=True)
     for options in ({"hidden_size": 8}, {"num_labels": 3}, {"num_hidden_layers": 1}):
         model = make_model(**options)
         before = weights(model)
         with pytest.raises(ValueError, match="does not fit the model"):
-            train(model, data, None, Settings(max_steps=1, bf16=True), checkpoint=file, key="a", resume=True)
+            train(model, data, None, TrainingSettings(max_steps=1, bf16=True), checkpoint=file, key="a", resume=True)
         assert same(weights(model), before) and "_original_forward" not in vars(model)  # that of bfloat16 is gone
     file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(ValueError, match="is no checkpoint"):
-        train(make_model(), data, None, Settings(max_steps=1), checkpoint=file, key="a", resume=True)
+        train(make_model(), data, None, TrainingSettings(max_steps=1), checkpoint=file, key="a", resume=True)
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_nothing(data, tmp_path, monkeypatch):
@@ -425,7 +425,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_nothing(data, tmp_path, monk
 
     monkeypatch.setattr("safetensors.torch.save_file", half)
     with pytest.raises(OSError, match="no space left"):
-        train(make_model(), data, None, Settings(max_steps=1), checkpoint=tmp_path / "c")
+        train(make_model(), data, None, TrainingSettings(max_steps=1), checkpoint=tmp_path / "c")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -453,7 +453,7 @@ def test_the_run_resumes_from_files(root, tmp_path):
 def test_the_best_epoch_is_kept_and_patience_ends_the_run(data):
     train_rows, held = data.split(0.3, 0)
     model = make_model()
-    done = train(model, train_rows, held, Settings(epochs=40, learning_rate=0.05, patience=2, batch_size=64))
+    done = train(model, train_rows, held, TrainingSettings(epochs=40, learning_rate=0.05, patience=2, batch_size=64))
     assert done.stopped_early and len(done.history) == done.best + 3 and done.steps < done.total_steps
     kept = done.history[done.best]
     assert evaluate(model, held, ["accuracy"])["accuracy"] == kept["accuracy"]
@@ -464,12 +464,12 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_run(data):
 def test_without_validation_the_last_weights_stay(data):
     model = make_model()
     before = weights(model)
-    done = train(model, data, None, Settings(max_steps=3, batch_size=64))
+    done = train(model, data, None, TrainingSettings(max_steps=3, batch_size=64))
     assert done.steps == 3 and len(done.history) == 2 and not same(before, weights(model))
 
 
 def test_steps_against_a_plain_loop(data):
-    settings = Settings(epochs=2, batch_size=64, learning_rate=1e-2, warmup=0.5, weight_decay=0.1, clip=0.1)
+    settings = TrainingSettings(epochs=2, batch_size=64, learning_rate=1e-2, warmup=0.5, weight_decay=0.1, clip=0.1)
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model, plain = make_model(**quiet), make_model(**quiet)
     train(model, data, None, settings)
@@ -489,9 +489,9 @@ def test_steps_against_a_plain_loop(data):
 
 
 def test_rates():
-    linear = Settings(learning_rate=1.0, schedule="linear", warmup=0.2)
+    linear = TrainingSettings(learning_rate=1.0, schedule="linear", warmup=0.2)
     assert [round(linear.rate(i, 10), 6) for i in range(10)] == [0.5, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125]
-    assert {Settings(learning_rate=1.0, warmup=0).rate(i, 10) for i in range(10)} == {1.0}
+    assert {TrainingSettings(learning_rate=1.0, warmup=0).rate(i, 10) for i in range(10)} == {1.0}
 
 
 def test_bf16_and_back_and_the_global_generator(data):
@@ -501,7 +501,7 @@ def test_bf16_and_back_and_the_global_generator(data):
     for name, bf16 in (("before", False), ("bf16", True), ("after", False)):
         model = make_model()
         torch.set_rng_state(state)
-        train(model, data, None, Settings(max_steps=2, bf16=bf16))
+        train(model, data, None, TrainingSettings(max_steps=2, bf16=bf16))
         assert torch.equal(torch.get_rng_state(), state)
         found[name] = weights(model)
         assert outputs(model).dtype == torch.float32
@@ -579,7 +579,7 @@ def test_two_processes_give_what_one_gives(root, one, tmp_path, kind):
 
 def test_a_loss_that_is_not_finite_is_told(data):
     with pytest.raises(ValueError, match="try a lower learning rate"):
-        train(make_model(), data, None, Settings(learning_rate=1e30, max_steps=5, warmup=0.0))
+        train(make_model(), data, None, TrainingSettings(learning_rate=1e30, max_steps=5, warmup=0.0))
 
 
 def test_bad_input_to_train(data):
@@ -598,7 +598,7 @@ def test_bad_input_to_train(data):
         ({"clip": -1.0}, "clip"),
     ):
         with pytest.raises(ValueError, match=message):
-            Settings(**options)
+            TrainingSettings(**options)
 
 
 @pytest.mark.parametrize(

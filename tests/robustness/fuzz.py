@@ -341,14 +341,14 @@ def load_finetuned(folder: Path) -> Any:
 
 
 def training(folder: Path, resume: bool) -> Any:
-    from snnk.finetune import Data, Settings, train
+    from snnk.finetune import Data, TrainingSettings, train
 
     model = make_bert("BertForSequenceClassification", num_labels=2)
     rows, labels = [[2, 3, 4], [2, 30, 31]] * 8, torch.tensor([0, 1] * 8)
     data = Data(rows, labels, lambda part: {"input_ids": torch.tensor(part)}, [3] * 16)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith("classifier"))
-    path, settings = folder / "run.checkpoint", Settings(epochs=2, batch_size=8)
+    path, settings = folder / "run.checkpoint", TrainingSettings(epochs=2, batch_size=8)
     done = train(model, data, data, settings, checkpoint=path, resume=resume, key="k")
     return {"classifier": model.classifier.weight.detach(), "steps": done.steps, "epochs": len(done.history)}
 

@@ -10,7 +10,7 @@ from snnk.finetune.methods import METHODS, Method, Setup
 from snnk.finetune.pooling import MeanPooled, mean_pooling_
 from snnk.finetune.run import FinetuneResult, finetune, load
 from snnk.finetune.scores import METRICS, score
-from snnk.finetune.settings import Settings
+from snnk.finetune.settings import TrainingSettings
 from snnk.finetune.trainer import Trained, evaluate, train
 
 __all__ = [
@@ -22,9 +22,9 @@ __all__ = [
     "FinetuneResult",
     "MeanPooled",
     "Method",
-    "Settings",
     "Setup",
     "Trained",
+    "TrainingSettings",
     "encode_images",
     "encode_texts",
     "evaluate",

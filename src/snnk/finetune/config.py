@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from snnk import _checks
 from snnk.finetune.methods import METHODS
 from snnk.finetune.pooling import POOLING
-from snnk.finetune.settings import Settings
+from snnk.finetune.settings import TrainingSettings
 from snnk.hf.architectures import parse_layers
 
 STARTS = ("closed-form", "random")
@@ -33,7 +33,7 @@ class FinetuneConfig:
         max_length: tokens of one row, at most what tokenizer and model take.
         limit_train: use so many rows only, drawn at random.
         resume: go on from the checkpoint of a run that was stopped.
-        learning_rate ... seed: see `Settings`.
+        learning_rate ... seed: see `TrainingSettings`.
     """
 
     model: str
@@ -96,9 +96,9 @@ class FinetuneConfig:
             raise ValueError(f"method {self.method!r} replaces the model's own pooler: use it with pooling 'model'")
         self.settings(images=False, large=False)
 
-    def settings(self, *, images: bool, large: bool) -> Settings:
+    def settings(self, *, images: bool, large: bool) -> TrainingSettings:
         """The method's defaults, with what was asked for."""
         method = METHODS[self.method]
         chosen = {**method.settings, **(method.large if large else {}), **(method.images if images else {})}
-        chosen |= {f.name: v for f in fields(Settings) if (v := getattr(self, f.name, None)) is not None}
-        return Settings(**chosen)
+        chosen |= {f.name: v for f in fields(TrainingSettings) if (v := getattr(self, f.name, None)) is not None}
+        return TrainingSettings(**chosen)

@@ -25,7 +25,7 @@ GLUE_WHERE = "gluebenchmark.com/tasks, a folder a task, such as CoLA/train.tsv a
 
 
 @dataclass(frozen=True)
-class Task:
+class GlueTask:
     """Where a GLUE task has its columns, and what it is measured by, the first of which chooses the best epoch."""
 
     folder: str
@@ -41,16 +41,16 @@ class Task:
 
 COLA = ("source", "label", "star", "sentence")
 GLUE = {
-    "cola": Task("CoLA", (8551, 1043), "sentence", None, "label", ("mcc", "accuracy"), COLA),
-    "sst2": Task("SST-2", (67349, 872), "sentence", None, "label", large=True),
-    "mrpc": Task("MRPC", (3668, 408), "#1 String", "#2 String", "Quality", ("f1", "accuracy")),
+    "cola": GlueTask("CoLA", (8551, 1043), "sentence", None, "label", ("mcc", "accuracy"), COLA),
+    "sst2": GlueTask("SST-2", (67349, 872), "sentence", None, "label", large=True),
+    "mrpc": GlueTask("MRPC", (3668, 408), "#1 String", "#2 String", "Quality", ("f1", "accuracy")),
     # the paper's metric first
-    "stsb": Task("STS-B", (5749, 1500), "sentence1", "sentence2", "score", ("spearman", "pearson")),
-    "qqp": Task("QQP", (363846, 40430), "question1", "question2", "is_duplicate", ("f1", "accuracy"), large=True),
-    "mnli": Task("MNLI", (392702, 9815), "sentence1", "sentence2", "gold_label", dev="dev_matched", large=True),
-    "qnli": Task("QNLI", (104743, 5463), "question", "sentence", "label", large=True),
-    "rte": Task("RTE", (2490, 277), "sentence1", "sentence2", "label"),
-    "wnli": Task("WNLI", (635, 71), "sentence1", "sentence2", "label"),
+    "stsb": GlueTask("STS-B", (5749, 1500), "sentence1", "sentence2", "score", ("spearman", "pearson")),
+    "qqp": GlueTask("QQP", (363846, 40430), "question1", "question2", "is_duplicate", ("f1", "accuracy"), large=True),
+    "mnli": GlueTask("MNLI", (392702, 9815), "sentence1", "sentence2", "gold_label", dev="dev_matched", large=True),
+    "qnli": GlueTask("QNLI", (104743, 5463), "question", "sentence", "label", large=True),
+    "rte": GlueTask("RTE", (2490, 277), "sentence1", "sentence2", "label"),
+    "wnli": GlueTask("WNLI", (635, 71), "sentence1", "sentence2", "label"),
 }
 
 
@@ -179,7 +179,7 @@ def text_column(columns: Mapping[str, list[Any]], others: Sequence[str | None], 
     raise ValueError(f"no column of {source} has texts; its columns are {', '.join(columns) or 'none'}")
 
 
-def glue_files(task: str, folder: Path) -> tuple[Task, Path, Path]:
+def glue_files(task: str, folder: Path) -> tuple[GlueTask, Path, Path]:
     """The task's row, its training file and its dev file, plain or .gz, in `folder` or the task's folder in it."""
     row = _checks.look_up(task, GLUE, "task")
     found = []

@@ -3,7 +3,7 @@
 Those of snnk-relu, snnk-cos, houlsby, snnk-pooler, bundled and uptrain are the paper's (appendix "Hyperparameters")
 where it gives any; uptraining's rate of 5e-5 is ours. Of other papers are: for lora its rank, alpha and rate for
 RoBERTa-base (Hu et al. 2022); for ia3 its rate (Liu et al. 2022); for full its rate, batch, epochs and weight decay
-(Devlin et al. 2019). All else, bitfit's included, is the defaults of `Settings`.
+(Devlin et al. 2019). All else, bitfit's included, is the defaults of `TrainingSettings`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModel
 
 from snnk import hf
-from snnk.finetune.pooling import Pooler as MeanPooler
+from snnk.finetune.pooling import MeanPooler
 from snnk.hf.architectures import kind_of
 from snnk.peft.directions import fit_directions_
 
@@ -52,10 +52,10 @@ class Method:
         wrap: chooses what is trained, after that; returns the model to train.
         finish: changes the trained model before it is saved.
         features: default of --features: features, adapter size or rank; None where there is none.
-        settings: defaults of `Settings`.
+        settings: defaults of `TrainingSettings`.
         images, large: what is different for images and for large data sets.
         own_pooler: it replaces the pooler of the model, so that there must be one.
-        fit_head: its head has a closed form of its own, which is its start.
+        closed_form: the classifier is all that is trained, so that its closed form takes more rows.
     """
 
     summary: str
@@ -67,7 +67,7 @@ class Method:
     images: dict[str, Any] = field(default_factory=dict)
     large: dict[str, Any] = field(default_factory=dict)
     own_pooler: bool = False
-    fit_head: bool = False
+    closed_form: bool = False
 
 
 def heads(model: Any) -> list[str]:
@@ -269,7 +269,7 @@ METHODS: dict[str, Method] = {
         features=1024,
         settings={"optimizer": "adam", "warmup": 0.0},
         own_pooler=True,
-        fit_head=True,
+        closed_form=True,
     ),
     "uptrain": Method(
         "the upper half of the feed-forward blocks as SNNK layers, everything trained, then bundled",

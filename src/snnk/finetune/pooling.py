@@ -19,7 +19,7 @@ from snnk.hf.replace import Pass
 POOLING = ("model", "mean")
 
 
-class Pooler(nn.Module):
+class MeanPooler(nn.Module):
     """Stands for BERT's pooler: the hook puts the mean in the place of what it returns."""
 
     def __init__(self, dim: int) -> None:
@@ -30,7 +30,7 @@ class Pooler(nn.Module):
         return hidden[:, 0]
 
 
-class Head(nn.Module):
+class MeanHead(nn.Module):
     """Stands for RoBERTa's and MPNet's classification head: dropout and one linear layer on the only token."""
 
     def __init__(self, dim: int, labels: int, dropout: float) -> None:
@@ -60,10 +60,10 @@ def mean_pooling_(model: Any) -> Any:
     config = model.config
     head = getattr(model, "classifier", None)
     if getattr(getattr(base, "pooler", None), "dense", None) is not None:
-        base.pooler = Pooler(config.hidden_size)
+        base.pooler = MeanPooler(config.hidden_size)
         base.register_forward_hook(_mean_as_pooler, with_kwargs=True)
     elif base is not None and all(isinstance(getattr(head, name, None), nn.Linear) for name in ("dense", "out_proj")):
-        model.classifier = Head(config.hidden_size, config.num_labels, config.hidden_dropout_prob)
+        model.classifier = MeanHead(config.hidden_size, config.num_labels, config.hidden_dropout_prob)
         base.register_forward_hook(_mean_as_token, with_kwargs=True)
     else:
         raise ValueError(f"{type(model).__name__} has no [CLS] pooler that a mean could stand for; use pooling 'model'")

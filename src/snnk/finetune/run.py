@@ -413,12 +413,8 @@ def _some(data: Data, seed: int, rows: int) -> Iterator[dict[str, Any]]:
 def _start(model: Any, method: Method, setup: Setup, config: FinetuneConfig, say: Callable[[str], None]) -> Any:
     if config.classifier_start == "random":
         return {"kind": "random"}
-    if method.fit_head:
-        fit = hf.fit_head_(model, setup.batches())
-    else:
-        rows = max(START_ROWS, PER_FEATURE * getattr(model.config, "hidden_size", 0))
-        rows = FIT_ROWS if config.max_steps == 0 else rows
-        fit = hf.start_classifier_(model, setup.batches(rows))
+    rows = max(START_ROWS, PER_FEATURE * getattr(model.config, "hidden_size", 0))
+    fit = hf.fit_classifier_(model, setup.batches(FIT_ROWS if method.closed_form or config.max_steps == 0 else rows))
     say(f"classifier started from its closed form: {fit}")
     return {
         "kind": "closed-form",

@@ -15,7 +15,7 @@ OPTIMIZERS: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Ad
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """How to train; the defaults are the paper's for adapters.
 
     Args:

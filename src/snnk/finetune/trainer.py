@@ -28,7 +28,7 @@ from torch import Tensor
 from snnk.finetune.checkpoint import Parts, check_shapes, read_checkpoint, write_checkpoint
 from snnk.finetune.data import Data
 from snnk.finetune.scores import CLASSIFICATION, REGRESSION, score
-from snnk.finetune.settings import OPTIMIZERS, Settings
+from snnk.finetune.settings import OPTIMIZERS, TrainingSettings
 
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # buffers that training changes
 SAVED = ("history", "best", "steps", "seconds", "step_seconds", "stopped_early")  # of Trained, in a checkpoint
@@ -61,7 +61,7 @@ def train(
     model: Any,
     data: Data,
     validation: Data | None = None,
-    settings: Settings | None = None,
+    settings: TrainingSettings | None = None,
     *,
     metrics: Sequence[str] | None = None,
     checkpoint: Path | None = None,
@@ -87,11 +87,11 @@ def train(
         >>> model = BertForSequenceClassification(BertConfig(**sizes, num_labels=2))
         >>> rows, labels = [[1, 2, 3], [4, 5, 6]] * 8, torch.tensor([0, 1] * 8)
         >>> data = Data(rows, labels, lambda part: {"input_ids": torch.tensor(part)}, [3] * 16)
-        >>> done = train(model, data, data, Settings(epochs=2, batch_size=8))
+        >>> done = train(model, data, data, TrainingSettings(epochs=2, batch_size=8))
         >>> done.steps, len(done.history)
         (4, 3)
     """
-    settings = settings or Settings()
+    settings = settings or TrainingSettings()
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("no parameter of the model requires gradients; there is nothing to train")
     if not len(data):
@@ -135,7 +135,7 @@ class _Run:
         model: Any,
         data: Data,
         validation: Data | None,
-        settings: Settings,
+        settings: TrainingSettings,
         metrics: Sequence[str],
         checkpoint: Path | None,
         key: str,

@@ -4,11 +4,10 @@
 """
 
 from snnk.hf.architectures import ARCHITECTURES, FFN, Architecture, find_ffns
-from snnk.hf.classify.heads import HeadFit, start_classifier_
+from snnk.hf.classify.heads import ClassifierFit, fit_classifier_
 from snnk.hf.classify.poolers import (
     HeadReport,
     bundled_head_,
-    fit_head_,
     freeze_but_head_,
     merge_pooler_,
     replace_pooler_,
@@ -31,7 +30,7 @@ __all__ = [
     "Architecture",
     "BlockPlan",
     "BlockReport",
-    "HeadFit",
+    "ClassifierFit",
     "HeadReport",
     "Observation",
     "Plan",
@@ -44,7 +43,7 @@ __all__ = [
     "compress_",
     "find_ffns",
     "find_pooler",
-    "fit_head_",
+    "fit_classifier_",
     "freeze_but_head_",
     "merge_pooler_",
     "observe",
@@ -53,5 +52,4 @@ __all__ = [
     "replace_",
     "replace_ffn_",
     "replace_pooler_",
-    "start_classifier_",
 ]

@@ -9,7 +9,7 @@ import transformers as hf
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import log_loss
 
-from snnk.hf import start_classifier_
+from snnk.hf import fit_classifier_
 from snnk.hf.classify.heads import _collect
 
 from helpers.architectures import make
@@ -64,7 +64,7 @@ def test_classes_near_logistic_regression(ids, signal):
         truth = (signal * known + torch.randn(known.shape, generator=generator)).argmax(1)
     y, truth = truth[:N], truth[N:].numpy()
     random = log_loss(truth, logits(model, input_ids=other).double().softmax(1))
-    fit = start_classifier_(model, batches(ids, y))
+    fit = fit_classifier_(model, batches(ids, y))
     out = logits(model, input_ids=other)
     ours, accuracy = log_loss(truth, out.double().softmax(1)), float((out.argmax(1).numpy() == truth).mean())
     train, test = (features(model, i).numpy() for i in (ids, other))
@@ -80,7 +80,7 @@ def test_only_the_classifier_changes(ids):
     model = classifier(num_hidden_layers=1).train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    start_classifier_(model, batches(ids, classes(ids)))
+    fit_classifier_(model, batches(ids, classes(ids)))
     changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
     assert changed == {"classifier.weight", "classifier.bias"}
     assert model.training and torch.equal(state, torch.get_rng_state())
@@ -91,7 +91,7 @@ def test_only_the_classifier_changes(ids):
 @pytest.mark.parametrize("lam", ["auto", "gcv", "kfold", 0.5])
 def test_regression_is_ridge_regression(ids, lam):
     model, y = classifier(1), ids[:, 0].float() / 10
-    fit = start_classifier_(model, batches(ids, y), lam=lam)
+    fit = fit_classifier_(model, batches(ids, y), lam=lam)
     assert fit.task == "regression" and fit.loss is None and (lam != 0.5 or fit.solution.lam == 0.5)
     h = features(model, ids).double().numpy()
     wanted = Ridge(alpha=fit.solution.lam, solver="svd").fit(h, y.double().numpy())
@@ -105,7 +105,7 @@ def test_leave_one_out_is_exact(row):
     ids = texts(40)
     model = make(row, hf.AutoModelForSequenceClassification, num_labels=1)
     y = ids[:, -1].float() / 10
-    fit = start_classifier_(model, batches(ids, y, 16), lam=0.3)
+    fit = fit_classifier_(model, batches(ids, y, 16), lam=0.3)
     h = features(model, ids) if row == "bert" else last_tokens(model, ids)
     h, truth = h.double().numpy(), y.double().numpy()
     # mirrored rows are twice the rows
@@ -131,7 +131,7 @@ def test_decoders_are_read_at_the_token_that_they_classify(ids):
     y = (ids[torch.arange(N), mask.sum(1) - 1] * 3 // 41).clamp(max=2)
     batch = [{"input_ids": ids, "attention_mask": mask, "labels": y}]
     before = logits(model, input_ids=ids, attention_mask=mask).argmax(1)
-    fit = start_classifier_(model, batch)
+    fit = fit_classifier_(model, batch)
     h = last_tokens(model, ids, mask).double().numpy()
     wanted = Ridge(alpha=fit.solution.lam / 2, fit_intercept=False).fit(h, np.eye(3)[y] - 1 / 3).coef_
     got = model.score.weight.detach().double().numpy()
@@ -145,7 +145,7 @@ def test_tokens_and_labels_to_ignore(ids):
     model = make("bert", hf.AutoModelForTokenClassification, num_labels=2)
     labels = (ids > 20).long()
     labels[:, 0] = -100
-    fit = start_classifier_(model, batches(ids, labels))
+    fit = fit_classifier_(model, batches(ids, labels))
     assert fit.rows == N * 5
     found = logits(model, input_ids=ids).argmax(-1)
     assert (found == labels)[:, 1:].double().mean() > 0.7
@@ -154,7 +154,7 @@ def test_tokens_and_labels_to_ignore(ids):
 def test_several_labels_at_once(ids):
     model = classifier(2)
     y = torch.stack([ids[:, 0] > 20, ids[:, -1] > 30], 1).float()
-    fit = start_classifier_(model, batches(ids, y))
+    fit = fit_classifier_(model, batches(ids, y))
     with torch.no_grad():
         loss = float(model(input_ids=ids, labels=y).loss)
     assert fit.task == "multi_label_classification" and fit.accuracy is None
@@ -166,9 +166,9 @@ def test_rows_that_are_kept_are_spread_over_all(ids, monkeypatch):
     y = classes(ids, 2)
     order = y.argsort()
     model, other = classifier(2), classifier(2)
-    whole = start_classifier_(model, batches(ids[order], y[order], 7))
+    whole = fit_classifier_(model, batches(ids[order], y[order], 7))
     monkeypatch.setattr("snnk.hf.classify.heads.KEPT_ROWS", 40)
-    some = start_classifier_(other, batches(ids[order], y[order], 7))
+    some = fit_classifier_(other, batches(ids[order], y[order], 7))
     assert some.rows == whole.rows == N and some.solution.lam == whole.solution.lam
     assert some.loss != whole.loss and some.loss == pytest.approx(whole.loss, rel=0.3)
     shares = [float(logits(m, input_ids=ids).softmax(1)[:, 1].mean()) for m in (model, other)]
@@ -191,7 +191,7 @@ def test_labels_that_features_know_nothing_of(ids):
     """The start is then the frequency of classes, and no confident noise."""
     model = classifier(2)
     y = (torch.rand(N, generator=torch.Generator().manual_seed(3)) < 0.2).long()
-    fit = start_classifier_(model, batches(ids, y))
+    fit = fit_classifier_(model, batches(ids, y))
     share = float(y.double().mean())
     chance = -share * np.log(share) - (1 - share) * np.log(1 - share)
     assert fit.temperature >= 0 and fit.loss < chance * 1.02
@@ -202,7 +202,7 @@ def test_few_rows_are_not_taken_for_certain():
     """Ten rows for sixteen features: fitted values are perfect, but not believed."""
     model, few = classifier(2), texts(10)
     y = (few[:, 0] > 20).long()
-    fit = start_classifier_(model, batches(few, y))
+    fit = fit_classifier_(model, batches(few, y))
     assert np.isfinite(fit.loss) and logits(model, input_ids=few).abs().max() < 30
 
 
@@ -216,7 +216,7 @@ def test_automatic_lam_is_from_folds_where_rows_are_few(row, rows, chosen):
     y = few[:, 0].float() / 10 + 0.3 * torch.randn(rows, generator=torch.Generator().manual_seed(2))
     for lam in ("auto", "gcv", "kfold") if rows > 4 else ("auto", "gcv"):
         model = make(row, hf.AutoModelForSequenceClassification, num_labels=1)
-        fits[lam] = start_classifier_(model, batches(few, y), lam=lam).solution
+        fits[lam] = fit_classifier_(model, batches(few, y), lam=lam).solution
     assert fits["auto"].lam == pytest.approx(fits[chosen].lam, rel=1e-6)
     assert fits["auto"].score == pytest.approx(fits[chosen].score, rel=1e-6)
     other = {"gcv": "kfold", "kfold": "gcv"}[chosen]
@@ -226,29 +226,29 @@ def test_automatic_lam_is_from_folds_where_rows_are_few(row, rows, chosen):
 def test_bad_calls(ids):
     model = classifier(3)
     with pytest.raises(ValueError, match=r"every batch needs 'labels'.*got input_ids"):
-        start_classifier_(model, [{"input_ids": ids}])
+        fit_classifier_(model, [{"input_ids": ids}])
     with pytest.raises(ValueError, match="at least 2 labelled rows; the batches had 0"):
-        start_classifier_(model, [])
+        fit_classifier_(model, [])
     with pytest.raises(ValueError, match=r"classes 0 to 2; got 7. Set num_labels"):
-        start_classifier_(model, batches(ids, torch.full((N,), 7)))
+        fit_classifier_(model, batches(ids, torch.full((N,), 7)))
     with pytest.raises(ValueError, match=r"classes 0 to 2; got torch.int64 of shape \(64,\)"):
-        start_classifier_(model, batches(ids, torch.full((N,), -1)))
+        fit_classifier_(model, batches(ids, torch.full((N,), -1)))
     with pytest.raises(ValueError, match=r"labels of shape \(3,\) do not fit features of shape \(300, 16\)"):
-        start_classifier_(model, [{"input_ids": ids, "labels": torch.zeros(3).long()}])
+        fit_classifier_(model, [{"input_ids": ids, "labels": torch.zeros(3).long()}])
     with pytest.raises(ValueError, match=r"must be \(n, 3\); got shape \(64,\)"):
-        start_classifier_(model, batches(ids, torch.zeros(N)))
+        fit_classifier_(model, batches(ids, torch.zeros(N)))
     with pytest.raises(ValueError, match="unknown lam 'best'"):
-        start_classifier_(model, [], lam="best")
+        fit_classifier_(model, [], lam="best")
     with pytest.raises(ValueError, match="num_labels = 2 outputs outside its base model; found none"):
-        start_classifier_(make("bert"), batches(ids, classes(ids, 2)))
+        fit_classifier_(make("bert"), batches(ids, classes(ids, 2)))
     both = make("roberta", hf.AutoModelForSequenceClassification, num_labels=16)  # as many as hidden features
     with pytest.raises(ValueError, match=r"found classifier.dense, classifier.out_proj. Name it: classifier="):
-        start_classifier_(both, batches(ids, classes(ids, 16)))
-    assert start_classifier_(both, batches(ids, classes(ids, 16)), classifier="classifier.out_proj").rows == N
+        fit_classifier_(both, batches(ids, classes(ids, 16)))
+    assert fit_classifier_(both, batches(ids, classes(ids, 16)), classifier="classifier.out_proj").rows == N
     with pytest.raises(ValueError, match=r"classifier 'nothing' of Roberta.* must be an nn.Linear; got None"):
-        start_classifier_(both, [], classifier="nothing")
+        fit_classifier_(both, [], classifier="nothing")
     with pytest.raises(TypeError, match="PreTrainedModel; got Linear"):
-        start_classifier_(torch.nn.Linear(2, 2), [])
+        fit_classifier_(torch.nn.Linear(2, 2), [])
 
 
 def test_labels_that_say_nothing_give_the_shares_of_classes():
@@ -258,7 +258,7 @@ def test_labels_that_say_nothing_give_the_shares_of_classes():
     model = hf.BertForSequenceClassification(hf.BertConfig(vocab_size=90, **sizes)).eval()
     before = model.classifier.weight.clone()
     ids, labels = torch.randint(90, (300, 8), generator=generator), (torch.arange(300) % 10 < 7).long()
-    fit = start_classifier_(model, [{"input_ids": ids, "labels": labels}], lam=1e9)
+    fit = fit_classifier_(model, [{"input_ids": ids, "labels": labels}], lam=1e9)
     shares = -(0.7 * math.log(0.7) + 0.3 * math.log(0.3))
     assert fit.temperature == 0 and fit.loss == pytest.approx(shares, abs=2e-3)
     assert torch.equal(model.classifier.weight, before)  # through zeros no gradient would reach the model

@@ -17,7 +17,7 @@ from snnk.hf import (
     POOLERS,
     bundled_head_,
     find_pooler,
-    fit_head_,
+    fit_classifier_,
     freeze_but_head_,
     merge_pooler_,
     replace_pooler_,
@@ -290,7 +290,7 @@ def test_the_closed_form_is_ridge_regression(row):
     with torch.no_grad():
         model(input_ids=ids)
     batches = [{"input_ids": i, "labels": t} for i, t in zip(ids.split(70), y.split(70), strict=True)]
-    fit = fit_head_(model, batches, lam="gcv")
+    fit = fit_classifier_(model, batches, lam="gcv")
     h, truth = phi[0].double().numpy(), y.double().numpy()
     wanted = Ridge(alpha=fit.solution.lam, solver="svd").fit(h, truth).predict(h)
     with torch.no_grad():
@@ -305,7 +305,7 @@ def test_the_closed_form_for_classes():
     model, ids = make("bert", num_labels=2), texts()
     y = (ids[:, 0] > 20).long()
     bundled_head_(model, 64)
-    fit = fit_head_(model, [{"input_ids": ids, "labels": y}])
+    fit = fit_classifier_(model, [{"input_ids": ids, "labels": y}])
     with torch.no_grad():
         out = model(input_ids=ids, labels=y)
     assert (out.logits.argmax(1) == y).double().mean() > 0.8 and out.loss < 0.5
@@ -442,8 +442,6 @@ def test_bad_calls():
     model = make("bert")
     with pytest.raises(ValueError, match="is no SNNK layer; replace_pooler_ makes it one"):
         merge_pooler_(model)
-    with pytest.raises(ValueError, match="is no merged head; bundled_head_ makes it one"):
-        fit_head_(model, [])
     with pytest.raises(ValueError, match="unknown init 'pretraind'; did you mean 'pretrained'"):
         replace_pooler_(model, init="pretraind")
     with pytest.raises(ValueError, match="init='fitted' needs batches="):
@@ -462,7 +460,7 @@ def test_bad_calls():
     with pytest.raises(ValueError, match="is merged already"):
         merge_pooler_(model)
     with pytest.raises(ValueError, match="every batch needs 'labels'"):
-        fit_head_(model, [inputs("bert")])
+        fit_classifier_(model, [inputs("bert")])
     with pytest.raises(ValueError, match="no classifier behind its pooler to bundle"):
         bundled_head_(make("bert", "AutoModel"))
     with pytest.raises(ValueError, match=r"BertForMaskedLM has no pooler; 'bert' models have it at pooler.dense"):

@@ -31,8 +31,8 @@ TASKS = ("regression", "single_label_classification", "multi_label_classificatio
 
 
 @dataclass(frozen=True)
-class HeadFit:
-    """What `start_classifier_` or `fit_head_` found; all but `rows` and `solution` are leave-one-out, on kept rows."""
+class ClassifierFit:
+    """What `fit_classifier_` found; all but `rows` and `solution` are leave-one-out, on kept rows."""
 
     task: str
     rows: int
@@ -52,9 +52,9 @@ class HeadFit:
         return f"{self.task}: " + ", ".join(parts)
 
 
-def start_classifier_(
+def fit_classifier_(
     model: Any, batches: Iterable[Mapping[str, Any]], *, lam: float | str = "auto", classifier: str | None = None
-) -> HeadFit:
+) -> ClassifierFit:
     """Set a model's last linear layer to its closed form on the features that it reads; nothing else changes.
 
     A start for any fine-tuning that leaves these features as they are at first: LoRA, adapters, the model itself.
@@ -70,7 +70,7 @@ def start_classifier_(
         >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
         >>> model = BertForSequenceClassification(BertConfig(**sizes))
         >>> ids = torch.randint(9, (200, 5))
-        >>> fit = start_classifier_(model, [{"input_ids": ids, "labels": (ids[:, 0] > 4).long()}])
+        >>> fit = fit_classifier_(model, [{"input_ids": ids, "labels": (ids[:, 0] > 4).long()}])
         >>> fit.rows, fit.accuracy > 0.8
         (200, True)
     """
@@ -96,7 +96,7 @@ def start_classifier_(
             layer.weight.copy_(weight)
         if layer.bias is not None:
             layer.bias.copy_(bias)
-    return HeadFit(data.task, data.count, solution, **facts)
+    return ClassifierFit(data.task, data.count, solution, **facts)
 
 
 @dataclass(frozen=True)

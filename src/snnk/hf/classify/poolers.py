@@ -3,8 +3,8 @@ r"""Poolers as SNNK layers (section 4.2.1; the appendices on poolers, on bundlin
     tanh(W_p x + b_p) W_c^T + b_c  ~  phi(x) psi(W_p, b_p)^T W_c^T + b_c  =  phi(x) M^T + b_c,    M = W_c psi(W_p, b_p)
 
 `replace_pooler_` puts A = psi(W_p, b_p), (d, m), in the pooler's place, to be trained with the classifier;
-`merge_pooler_` multiplies the two to M, (classes, m); `bundled_head_` starts with M; `fit_head_` has it in closed form.
-All are saved and loaded by transformers as in io.py.
+`merge_pooler_` multiplies the two to M, (classes, m); `bundled_head_` starts with M, which `snnk.hf.fit_classifier_`
+computes in closed form. transformers saves and loads all of them, see snnk/hf/quantizer.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from snnk import _checks
-from snnk.hf.classify.heads import FOLDS, HeadFit, add_, inputs_of, start_classifier_
+from snnk.hf.classify.heads import FOLDS, add_, inputs_of
 from snnk.hf.classify.sites import Layer, Pooler, find_pooler
 from snnk.hf.replace import Features, zeros
 from snnk.maps import FEATURE_MAPS, URF, FeatureMap
@@ -186,7 +186,8 @@ def bundled_head_(
         >>> bundled_head_(model, 64).merged, freeze_but_head_(model)
         (65, ['classifier.weight', 'classifier.bias'])
         >>> ids = torch.randint(9, (100, 5))
-        >>> fit_head_(model, [{"input_ids": ids, "labels": ids[:, 0].float()}]).rows
+        >>> from snnk.hf import fit_classifier_
+        >>> fit_classifier_(model, [{"input_ids": ids, "labels": ids[:, 0].float()}]).rows
         100
     """
     _checks.choose(init, ["pretrained", "random", "fitted", "zeros"], "init")
@@ -199,20 +200,6 @@ def bundled_head_(
         for parameter in find_pooler(model).classifier.parameters():
             parameter.data.zero_()
     return report
-
-
-def fit_head_(model: Any, batches: Iterable[Mapping[str, Any]], lam: float | str = "auto") -> HeadFit:
-    """Set the matrix of a merged or bundled head to its closed form, by one pass over labelled batches.
-
-    Args:
-        model: after `merge_pooler_` or `bundled_head_`.
-        batches, lam: of `start_classifier_`: ridge regression on the features, for classes scaled to logits.
-    """
-    found = find_pooler(model)
-    if found.kind != "head":
-        raise ValueError(f"the pooler of {type(model).__name__} is no merged head; bundled_head_ makes it one")
-    name = next(name for name, module in model.named_modules() if module is found.classifier)
-    return start_classifier_(model, batches, lam=lam, classifier=name)
 
 
 def _defaults(feature_map: Any, d: int, normalize: str) -> dict[str, Any]:
