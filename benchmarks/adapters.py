@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 
-from snnk.experiments import tiny
 from snnk.experiments.adapters import QUICK, Config, by_task, finals, measure, scores, waves
-from snnk.experiments.data import Source
-from snnk.experiments.records import Results, Row
+from snnk.experiments.lab import tiny
+from snnk.experiments.lab.data import Source
+from snnk.experiments.lab.records import Results, Row
 from snnk.finetune.trainer import peak_memory
 
 

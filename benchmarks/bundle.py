@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from snnk import URF, Bundled, bundle, error_bound
-from snnk.experiments.records import Results, Row
+from snnk.experiments.lab.records import Results, Row
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from sklearn.metrics import matthews_corrcoef
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
-from snnk.experiments.records import Results
+from snnk.experiments.lab.records import Results
 from snnk.hf import compress_, plan
 
 COLUMNS = {"SST-2": (0, 1), "CoLA": (3, 1)}  # sentence and label

@@ -36,7 +36,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
-from snnk.experiments.records import Results
+from snnk.experiments.lab.records import Results
 from snnk.hf import compress_, find_ffns, plan, replace_
 from snnk.hf.cost import turns
 from snnk.hf.record import observe

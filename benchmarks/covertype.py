@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from snnk.experiments.records import Results
+from snnk.experiments.lab.records import Results
 
 TIME_BOUND = 0.5
 PAIR = ("SNNKClassifier", "RBFSampler + Ridge")

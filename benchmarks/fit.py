@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from snnk.experiments.records import Results, Row
+from snnk.experiments.lab.records import Results, Row
 from snnk.tabular.model import ROWS, FitConfig
 from snnk.tabular.stream import fit
 

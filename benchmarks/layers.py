@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snnk import URF, SNNKLinear
-from snnk.experiments.records import Results
+from snnk.experiments.lab.records import Results
 
 HAND_BOUND, DENSE_BOUND, DENSE_AT = 1.1, 0.3, 16
 

@@ -9,9 +9,10 @@ import pytest
 
 import snnk
 from snnk.cli import main
-from snnk.experiments import EXPERIMENTS, estimate, records
-from snnk.experiments.data import NO_DATA
-from snnk.experiments.records import Results, Stored
+from snnk.experiments import load, names
+from snnk.experiments.lab import estimate, records
+from snnk.experiments.lab.data import NO_DATA
+from snnk.experiments.lab.records import Results, Stored
 
 
 def run(capsys, *args):
@@ -66,7 +67,7 @@ def test_reproduce_pointwise(capsys, tmp_path):
     code, out, _ = run(capsys, "reproduce", "pointwise", "--quick", "--out", str(tmp_path))
     assert code == 0 and "claims" in out
     rows = json.loads((tmp_path / "pointwise.json").read_text())["rows"]
-    assert len(rows) == EXPERIMENTS["pointwise"].total(EXPERIMENTS["pointwise"].QUICK)
+    assert len(rows) == load("pointwise").total(load("pointwise").QUICK)
     mean = {(r["layer"], r["estimator"], r["projections"]): r["mean"] for r in rows}
     assert mean["sine", "ours", 128] < mean["sine", "paper", 128] < mean["sine", "paper", 2]
     assert mean["sine", "ours, calibrated", 32] < mean["sine", "ours", 32]
@@ -77,7 +78,7 @@ def test_rows_that_are_there_are_told_of(capsys, tmp_path, monkeypatch):
     def stop(config, results, source):
         raise ValueError("stopped")
 
-    module = EXPERIMENTS["pointwise"]
+    module = load("pointwise")
     monkeypatch.setattr(module, "run", stop)
     for config, line in ((module.QUICK, "1 rows are there from commit abc"), (module.Config(), "it goes to")):
         Results(tmp_path / "pointwise.json", config, resume=False, source=NO_DATA).add({"commit": "abc"})
@@ -98,14 +99,14 @@ def test_ctrl_c_says_how_to_go_on(capsys, tmp_path, monkeypatch):
     def stop(config, results, source):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(EXPERIMENTS["pointwise"], "run", stop)
+    monkeypatch.setattr(load("pointwise"), "run", stop)
     code, _, err = run(capsys, "reproduce", "pointwise", "--quick", "--out", str(tmp_path))
     assert code == 130 and "interrupted; the same command goes on where it was" in err
 
 
 def test_reproduce_list(capsys):
     code, out, _ = run(capsys, "reproduce", "--list")
-    assert code == 0 and all(name in out for name in EXPERIMENTS)
+    assert code == 0 and all(name in out for name in names())
 
 
 def test_unwritable_folder_and_foreign_file(capsys, tmp_path):
@@ -179,7 +180,7 @@ def test_rows_that_were_put_aside_come_back(tmp_path):
 
 @pytest.mark.parametrize("capability", ["default", "avx2"])
 def test_rows_name_the_processor_and_what_torch_makes_of_it(capability):
-    code = "from snnk.experiments.records import environment as e; print(e()['capability'], bool(e()['processor']))"
+    code = "from snnk.experiments.lab.records import environment as e; print(e()['capability'], bool(e()['processor']))"
     options = {"env": {**os.environ, "ATEN_CPU_CAPABILITY": capability}, "capture_output": True, "text": True}
     assert subprocess.run([sys.executable, "-c", code], **options).stdout.split() == [capability.upper(), "True"]
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from snnk.experiments import EXPERIMENTS, bundled_latency
+from snnk.experiments import bundled_latency, load
 from snnk.experiments import bundled_transformers as experiment
-from snnk.experiments.records import Results
+from snnk.experiments.lab.records import Results
 
 D, M = 768, 8
 WIDTH = 4 * D
@@ -83,7 +83,7 @@ def test_plot_and_rows_can_be_written_and_found_again(results):
 
 
 def test_listing_experiments_does_not_import_transformers():
-    assert EXPERIMENTS["bundled-transformers"] is experiment
+    assert load("bundled-transformers") is experiment
     code = """
 import sys
 from snnk.cli import main

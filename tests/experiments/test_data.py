@@ -15,9 +15,10 @@ import torch
 from PIL import Image
 
 from snnk.cli import main
-from snnk.experiments import EXPERIMENTS, data, glue, tiny, uci, vision
-from snnk.experiments.data import HUB, Source
-from snnk.experiments.records import Results
+from snnk.experiments import glue, load, names, uci, vision
+from snnk.experiments.lab import data, tiny
+from snnk.experiments.lab.data import HUB, Source
+from snnk.experiments.lab.records import Results
 from snnk.finetune.files import GLUE, GLUE_HUB, read_columns
 
 FEW = {"train": 6, "test": 4}
@@ -352,15 +353,15 @@ def test_one_folder_for_all(tmp_path, caplog):
 @pytest.fixture
 def two(monkeypatch):
     """Of the experiments one that needs data and takes seeds, and after it one with neither."""
-    chosen = {name: EXPERIMENTS[name] for name in ("uci", "trainable-parameters")}
-    monkeypatch.setattr("snnk.cli.reproduce.EXPERIMENTS", chosen)
+    chosen = ["uci", "trainable-parameters"]
+    monkeypatch.setattr("snnk.experiments.lab.runs.names", lambda: chosen)
     monkeypatch.setattr(uci, "QUICK", replace(uci.QUICK, widths=(8,), rows=300))
 
 
 def test_all_with_seeds(capsys, tmp_path, two):
     code, out, err = run(capsys, "reproduce", "--all", "--quick", "--seeds", "2", "--out", str(tmp_path))
     assert (code, err) == (0, "")
-    assert "--seeds 2 is not for trainable-parameters, where" in out
+    assert "--seeds 2 does not apply to trainable-parameters: " in out
     stored = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("uci", "trainable-parameters")}
     assert {row["seed"] for row in stored["uci"]["rows"]} == {0, 1}
     assert stored["uci"]["source"] == {"model": "", "data": "made by --quick"}
@@ -389,7 +390,7 @@ def test_all_takes_no_model(capsys, tmp_path):
 
 
 def test_needs_say_whether_there_are_data():
-    without = {name for name, module in EXPERIMENTS.items() if not data.needs_data(module.NEEDS)}
+    without = {name for name in names() if not data.needs_data(load(name).NEEDS)}
     assert without == {
         "pointwise",
         "siren",

@@ -12,10 +12,11 @@ import torch
 
 from snnk import URF, ProjectedURF
 from snnk.cli import main
-from snnk.experiments import EXPERIMENTS, data, estimators, mnist, pointwise, trainable_parameters, uci
-from snnk.experiments.page import write_page
-from snnk.experiments.records import Results, Stored
-from snnk.experiments.training import evaluate, fit_classifier, mlp
+from snnk.experiments import estimators, load, mnist, names, pointwise, trainable_parameters, uci
+from snnk.experiments.lab import data
+from snnk.experiments.lab.page import write_page
+from snnk.experiments.lab.records import Results, Stored
+from snnk.experiments.lab.training import evaluate, fit_classifier, mlp
 
 
 def run(capsys, *args):
@@ -384,7 +385,8 @@ def test_page_has_every_claim_and_what_is_missing(capsys, tmp_path):
 
 
 def test_every_experiment_has_its_parts():
-    for name, module in EXPERIMENTS.items():
+    for name in names():
+        module = load(name)
         assert module.FIGURE and module.NEEDS and module.TIME and module.__doc__, name
         assert isinstance(module.QUICK, module.Config) and module.Config() != module.QUICK, name
         assert module.total(module.QUICK) > 0

@@ -14,10 +14,11 @@ import torch
 from transformers import BertModel, DistilBertConfig, DistilBertModel
 
 from snnk.cli import main
-from snnk.experiments import EXPERIMENTS, adapters, compression, data, glue, tiny, tuning, uptraining, vision
-from snnk.experiments.data import NOWHERE, Source
-from snnk.experiments.page import write_page
-from snnk.experiments.records import Results, Stored
+from snnk.experiments import adapters, compression, glue, load, uptraining, vision
+from snnk.experiments.lab import data, tiny, tuning
+from snnk.experiments.lab.data import NOWHERE, Source
+from snnk.experiments.lab.page import write_page
+from snnk.experiments.lab.records import Results, Stored
 from snnk.finetune import GLUE, METHODS
 from snnk.finetune.data import image_files
 from snnk.hf.data import open_image
@@ -67,7 +68,7 @@ def numbers(value):
 @pytest.mark.parametrize("name", NAMES)
 def test_quick_runs_without_data_or_weights(name, folder):
     text = (folder / f"{name}.json").read_text()
-    stored, module = json.loads(text), EXPERIMENTS[name]
+    stored, module = json.loads(text), load(name)
     assert len(stored["rows"]) == module.total(module.QUICK)
     assert all(math.isfinite(n) for n in numbers(stored["rows"]))
     assert all(
@@ -81,7 +82,7 @@ def test_quick_runs_without_data_or_weights(name, folder):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_that_was_stopped_goes_on(name, folder, tmp_path):
-    stored, module = json.loads((folder / f"{name}.json").read_text()), EXPERIMENTS[name]
+    stored, module = json.loads((folder / f"{name}.json").read_text()), load(name)
     last = stored["rows"].pop()
     stored["rows"][0]["mark"] = 1
     path = tmp_path / f"{name}.json"
@@ -100,7 +101,7 @@ def test_page_of_these(folder, tmp_path):
     assert all(f"`snnk reproduce {name} --quick`" in page for name in NAMES)
     for name in NAMES:
         stored = json.loads((folder / f"{name}.json").read_text())
-        assert not any(claim["ours"] in page for claim in EXPERIMENTS[name].claims(Stored(folder / f"{name}.json")))
+        assert not any(claim["ours"] in page for claim in load(name).claims(Stored(folder / f"{name}.json")))
         # as if it were no small one, and was stopped
         stored["config"]["batch_size" if "batch_size" in stored["config"] else "seed"] = 7
         stored["rows"].pop()
@@ -108,7 +109,7 @@ def test_page_of_these(folder, tmp_path):
     page = write_page(tmp_path).read_text()
     for name in NAMES:
         rows = Stored(tmp_path / f"{name}.json")
-        for claim in EXPERIMENTS[name].claims(rows):
+        for claim in load(name).claims(rows):
             assert f"{claim['paper']} | {claim['ours']} | {claim['tolerance']} |" in page
         assert f" {len(rows.rows)} rows in [{name}.json]" in page and "torch" in page
     left = page.split("## Not run here")[1]
@@ -175,7 +176,7 @@ def test_adapters_have_the_mean_where_the_pooler_was_never_trained(folder, files
 
 @pytest.mark.parametrize("name", ["uptraining", "uptraining-images"])
 def test_uptraining_counts_what_the_bundled_model_has(name, folder):
-    rows, config = Stored(folder / f"{name}.json").rows, EXPERIMENTS[name].QUICK
+    rows, config = Stored(folder / f"{name}.json").rows, load(name).QUICK
     dense, bundled = 2 * DIM * WIDTH + WIDTH + DIM, 2 * DIM * config.num_features + DIM
     for before, after in pairwise(rows):
         assert after["replaced"] == before["replaced"] + 1

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from snnk.experiments import qpnn
-from snnk.experiments.records import Results
-from snnk.experiments.training import grid, uniform
+from snnk.experiments.lab.records import Results
+from snnk.experiments.lab.training import grid, uniform
 from snnk.maps.projections import make_generator
 
 CONFIG = replace(qpnn.QUICK, width=32, num_features=8, steps=150, lr=5e-3, grid=9, other_boxes=(0.5,))

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from snnk.experiments import siren
-from snnk.experiments.records import Results
-from snnk.experiments.training import grid
+from snnk.experiments.lab.records import Results
+from snnk.experiments.lab.training import grid
 
 CONFIG = replace(
     siren.QUICK,

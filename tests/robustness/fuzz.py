@@ -354,16 +354,16 @@ def training(folder: Path, resume: bool) -> Any:
 
 
 def make_results(folder: Path) -> None:
-    from snnk.experiments import estimate
-    from snnk.experiments.records import Results
+    from snnk.experiments.lab import estimate
+    from snnk.experiments.lab.records import Results
 
     config = estimate.Config(dim=4, features=(4,), draws=2)
     list(estimate.run(config, Results(folder / "estimate.json", config)))
 
 
 def load_results(folder: Path) -> Any:
-    from snnk.experiments import estimate
-    from snnk.experiments.records import Results, Stored
+    from snnk.experiments.lab import estimate
+    from snnk.experiments.lab.records import Results, Stored
 
     stored = Stored(folder / "estimate.json")
     taken = Results(folder / "estimate.json", estimate.Config(dim=4, features=(4,), draws=2))
@@ -595,7 +595,7 @@ def prepare() -> None:
     import pyarrow.dataset  # noqa: F401
     import transformers
 
-    import snnk.experiments.estimate
+    import snnk.experiments.lab.estimate
     import snnk.finetune
     import snnk.hf.compression.pipeline
     import snnk.peft  # noqa: F401

@@ -18,7 +18,6 @@ from types import SimpleNamespace
 
 import torch
 import transformers
-from rich.console import Console
 
 TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS))
@@ -121,10 +120,8 @@ def reproduce():
 
     from matplotlib.figure import Figure
 
-    from snnk import experiments
-    from snnk.cli.reproduce import run_one as run
-    from snnk.experiments import records
-    from snnk.experiments.data import NO_DATA, Source
+    from snnk.experiments.lab import records, runs
+    from snnk.experiments.lab.data import NO_DATA
 
     Config = make_dataclass("Config", [("size", int, 2)], frozen=True)
 
@@ -136,8 +133,7 @@ def reproduce():
     tiny.total = lambda config: config.size
     tiny.claims = lambda results: [records.claim("a", "b", True)]
     tiny.plot = lambda results: Figure(figsize=(0.1, 0.1))
-    experiments.EXPERIMENTS["tiny"] = tiny
-    quiet = Console(file=open(os.devnull, "w"))  # noqa: SIM115, for the life of this process
+    runs.load = lambda name: tiny
 
     def prepare(folder):
         """A row of this configuration that has to come back, and rows of another that go aside."""
@@ -147,7 +143,7 @@ def reproduce():
             )
 
     def command(folder):
-        run("tiny", Source(None, None), folder, quiet, quick=True, seeds=None)
+        runs.reproduce("tiny", folder, quick=True)
 
     return command, prepare
 

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from snnk import URF
 from snnk.cli import main
-from snnk.experiments.page import write_page
-from snnk.experiments.records import Results
+from snnk.experiments.lab.page import write_page
+from snnk.experiments.lab.records import Results
 from snnk.finetune import finetune, load
 from snnk.finetune.checkpoint import read_checkpoint, write_checkpoint
 from snnk.hf import Plan, plan

@@ -12,10 +12,10 @@ from markdown_it import MarkdownIt
 
 from snnk._text import code, html, markdown, one_line, printable
 from snnk.cli import main
-from snnk.experiments import EXPERIMENTS
-from snnk.experiments.data import Source
-from snnk.experiments.page import write_page
-from snnk.experiments.records import Results
+from snnk.experiments import load
+from snnk.experiments.lab.data import Source
+from snnk.experiments.lab.page import write_page
+from snnk.experiments.lab.records import Results
 from snnk.finetune.card import model_card
 
 NAME = "[red]x[/red][link=a]\x1b[31m\x9b2J\u202ec\r\n# h\n---\n- ![p](www.q.r) <b>&`|`\x7f\x85:smile: [l](http:q)"
@@ -131,7 +131,7 @@ def test_finetune(run, bert, texts):
 
 
 def test_a_page_of_results(tmp_path):
-    module = EXPERIMENTS["pointwise"]
+    module = load("pointwise")
     results = Results(tmp_path / "pointwise.json", module.QUICK)
     list(module.run(module.QUICK, results, Source(None, None)))
     stored = json.loads(results.path.read_text())

@@ -24,11 +24,11 @@ from snnk import _checks, _io
 from snnk._text import one_line, printable
 from snnk.cli.finetune import finetune_command
 from snnk.cli.printing import make_table, say, wrote
-from snnk.cli.reproduce import list_experiments, reproduce_all, run_one
-from snnk.experiments import EXPERIMENTS, estimate
-from snnk.experiments.data import Source
-from snnk.experiments.page import write_page
-from snnk.experiments.records import Results, save_figure
+from snnk.cli.reproduce import list_experiments
+from snnk.cli.reproduce import run as run_experiments
+from snnk.experiments import names as experiments
+from snnk.experiments.lab import estimate
+from snnk.experiments.lab.page import write_page
 from snnk.maps.activations import ACTIVATIONS
 from snnk.tabular import stream
 from snnk.tabular.model import MAPS, FitConfig, TableModel
@@ -80,10 +80,9 @@ def _finite(value: float, name: str) -> float:
 
 
 def _estimate(config: estimate.Config, out: Path) -> None:
-    with _io.locked_output(out / "estimate.json"):
-        results = Results(out / "estimate.json", config, resume=False)
-        rows = estimate.run(config, results)
-        list(track(rows, "estimating", total=len(config.features), console=console, transient=True))
+    results, picture = estimate.estimate(
+        config, out, track=lambda rows, name, total: track(rows, name, total=total, console=console, transient=True)
+    )
     console.print(
         make_table(
             f"{config.activation}(w.x + {config.bias:g}), d = {config.dim}, |x| = {config.x_norm:g}, "
@@ -93,7 +92,7 @@ def _estimate(config: estimate.Config, out: Path) -> None:
         )
     )
     say(console, f"A constant would have an error of {results.rows[0]['spread']:.3g}.")
-    wrote(console, save_figure(estimate.plot(results), out / "estimate.png"), results.path)
+    wrote(console, picture, results.path)
 
 
 @app.command("estimate", epilog="Example: snnk estimate --activation gelu --dim 128 --features 64,256,1024 --bias 0")
@@ -128,7 +127,7 @@ def estimate_command(
 
 @app.command("reproduce", epilog="Example: snnk reproduce mnist --data-dir data --out results")
 def reproduce_command(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(EXPERIMENTS)}.")] = "",
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(experiments())}.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="A small configuration, seconds instead of minutes.")] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="All experiments; those without their data are left out, with exit code 2.")
@@ -161,19 +160,12 @@ def reproduce_command(
         wrote(console, write_page(out))
         return
     if not name and not everything:
-        raise ValueError(f"name an experiment: {', '.join(EXPERIMENTS)}; or see snnk reproduce --list")
+        raise ValueError(f"name an experiment: {', '.join(experiments())}; or see snnk reproduce --list")
     if name and everything:
         raise ValueError(f"got {name!r} and --all; leave one of them out")
-    source = Source(data_dir, model)
-    _checks.writable(out)
-    if not everything:
-        chosen = _checks.choose(name, EXPERIMENTS, "experiment")
-        wrote(console, *run_one(chosen, source, out, console, quick=quick, seeds=seeds))
-        return
-    if model is not None:
+    if everything and model is not None:
         raise ValueError(f"--all takes no --model: {model} is for texts or for images; name the experiments one by one")
-    for paths in reproduce_all(source, out, console, quick=quick, seeds=seeds):
-        wrote(console, *paths)
+    run_experiments(name, out, console, data_dir=data_dir, model=model, quick=quick, seeds=seeds)
 
 
 @app.command("fit", epilog="Example: snnk fit train.parquet --target price --features 4096 --out model")

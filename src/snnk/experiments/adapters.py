@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from statistics import mean, variance
 from typing import Any
 
-from snnk.experiments import tiny
-from snnk.experiments.data import NOWHERE, Source
-from snnk.experiments.records import Results, Row, claim
-from snnk.experiments.tuning import tuned
+from snnk.experiments.lab import tiny
+from snnk.experiments.lab.data import NOWHERE, Source
+from snnk.experiments.lab.records import Results, Row, claim
+from snnk.experiments.lab.tuning import tuned
 
 FIGURE = "beyond the paper: methods at equal size"
 NEEDS = "GLUE; a sentence encoder"

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from snnk.experiments.data import NOWHERE, Source
-from snnk.experiments.records import Results, Row, claim
+from snnk.experiments.lab.data import NOWHERE, Source
+from snnk.experiments.lab.records import Results, Row, claim
 
 FIGURE = "bundling table"
 NEEDS = "transformers"

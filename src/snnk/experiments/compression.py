@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snnk.experiments import tiny
-from snnk.experiments.data import NOWHERE, Source
-from snnk.experiments.records import Results, Row, claim
+from snnk.experiments.lab import tiny
+from snnk.experiments.lab.data import NOWHERE, Source
+from snnk.experiments.lab.records import Results, Row, claim
 
 FIGURE = "beyond the paper: compression without labels"
 NEEDS = "GLUE's STS-B; a sentence encoder"

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snnk.experiments.data import NOWHERE, Source
-from snnk.experiments.estimate import sphere
-from snnk.experiments.records import Results, Row, claim
+from snnk.experiments.lab.data import NOWHERE, Source
+from snnk.experiments.lab.estimate import sphere
+from snnk.experiments.lab.records import Results, Row, claim
 from snnk.maps import URF, FeatureMap, ProjectedURF
 
 FIGURE = "beyond the paper: estimators at equal size"

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from snnk.experiments import tiny
-from snnk.experiments.data import NOWHERE, Source
-from snnk.experiments.records import Results, Row, claim
-from snnk.experiments.tuning import bars, both, deviation, metric_of, orders, others, row_of, tuned, variants
+from snnk.experiments.lab import tiny
+from snnk.experiments.lab.data import NOWHERE, Source
+from snnk.experiments.lab.records import Results, Row, claim
+from snnk.experiments.lab.tuning import bars, both, deviation, metric_of, orders, others, row_of, tuned, variants
 
 FIGURE = "tables: poolers, adapters, bundled, tanh, baselines; ablations"
 NEEDS = "GLUE; BERT-base or another"

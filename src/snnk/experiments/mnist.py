@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from snnk.experiments import data
-from snnk.experiments.records import Results, Row
-from snnk.experiments.training import fit_classifier, judged, means, mlp
+from snnk.experiments.lab import data
+from snnk.experiments.lab.records import Results, Row
+from snnk.experiments.lab.training import fit_classifier, judged, means, mlp
 
 FIGURE = "figure: MNIST ablation"
 NEEDS = "MNIST"

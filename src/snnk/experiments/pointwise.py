@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from snnk.experiments.data import NOWHERE, Source
-from snnk.experiments.records import Results, Row, claim
+from snnk.experiments.lab.data import NOWHERE, Source
+from snnk.experiments.lab.records import Results, Row, claim
 from snnk.maps import URF, ArcCosine, FeatureMap
 
 FIGURE = "figure 2 (g, h)"

@@ -33,8 +33,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from snnk import _checks
-from snnk.experiments.records import Results, Row
-from snnk.experiments.training import Neurons, against, grid, judged, means, uniform
+from snnk.experiments.lab.records import Results, Row
+from snnk.experiments.lab.training import Neurons, against, grid, judged, means, uniform
 from snnk.maps import URF
 from snnk.maps.projections import PROJECTIONS, make_generator
 from snnk.nn.linear import SNNKLinear

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 from snnk.experiments import mnist, qpnn, siren, uci
-from snnk.experiments.data import NOWHERE, Source
-from snnk.experiments.records import Results, Row, claim
-from snnk.experiments.training import mlp
+from snnk.experiments.lab.data import NOWHERE, Source
+from snnk.experiments.lab.records import Results, Row, claim
+from snnk.experiments.lab.training import mlp
 
 FIGURE = "figures, tables of parameters"
 NEEDS = "transformers, peft"

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from snnk.experiments import data
-from snnk.experiments.records import Results, Row
-from snnk.experiments.training import fit_classifier, judged, means, mlp
+from snnk.experiments.lab import data
+from snnk.experiments.lab.records import Results, Row
+from snnk.experiments.lab.training import fit_classifier, judged, means, mlp
 
 FIGURE = "figure: UCI data sets"
 NEEDS = "CoverType, HIGGS or HEPMASS"

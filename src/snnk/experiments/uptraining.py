@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from snnk.experiments import tiny
-from snnk.experiments.data import NOWHERE, Source
-from snnk.experiments.records import Results, Row, claim
-from snnk.experiments.tuning import facts, metric_of, others, row_of, tuned
+from snnk.experiments.lab import tiny
+from snnk.experiments.lab.data import NOWHERE, Source
+from snnk.experiments.lab.records import Results, Row, claim
+from snnk.experiments.lab.tuning import facts, metric_of, others, row_of, tuned
 
 FIGURE = "figure: uptraining on GLUE"
 NEEDS = "GLUE; BERT-base or another"

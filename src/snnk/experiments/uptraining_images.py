@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snnk.experiments import tiny
-from snnk.experiments.data import NOWHERE, Source, image_task
-from snnk.experiments.records import Results, Row
-from snnk.experiments.tuning import others
+from snnk.experiments.lab import tiny
+from snnk.experiments.lab.data import NOWHERE, Source, image_task
+from snnk.experiments.lab.records import Results, Row
+from snnk.experiments.lab.tuning import others
 from snnk.experiments.uptraining import blocks_of, claims, gaps, plot, uptrained
 
 __all__ = ["FIGURE", "NEEDS", "QUICK", "TIME", "Config", "claims", "left", "plot", "run", "total"]

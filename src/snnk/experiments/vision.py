@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from snnk.experiments import tiny
-from snnk.experiments.data import NOWHERE, Source, image_task
-from snnk.experiments.records import Results, Row, claim
-from snnk.experiments.tuning import bars, deviation, facts, orders, others, row_of, score_of, tuned
+from snnk.experiments.lab import tiny
+from snnk.experiments.lab.data import NOWHERE, Source, image_task
+from snnk.experiments.lab.records import Results, Row, claim
+from snnk.experiments.lab.tuning import bars, deviation, facts, orders, others, row_of, score_of, tuned
 
 FIGURE = "table: vision models; figure: ViT poolers"
 NEEDS = "CIFAR-10, CIFAR-100 or a folder of images; ViT-base, DINOv2 or another"

@@ -9,8 +9,8 @@ from typing import Any
 
 from snnk import _io
 from snnk._text import markdown
-from snnk.experiments import EXPERIMENTS
-from snnk.experiments.records import Stored, reading
+from snnk.experiments import load, names
+from snnk.experiments.lab.records import Stored, reading
 
 NAME = "README.md"
 
@@ -19,7 +19,7 @@ def write_page(folder: Path) -> Path:
     """Write folder/README.md from the result files of experiments in it."""
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {folder}; snnk reproduce NAME --out {folder} puts rows there")
-    found = {name: Stored(folder / f"{name}.json") for name in EXPERIMENTS if (folder / f"{name}.json").exists()}
+    found = {name: Stored(folder / f"{name}.json") for name in names() if (folder / f"{name}.json").exists()}
     if not found:
         raise ValueError(f"{folder} has no rows of an experiment; snnk reproduce NAME --out {folder} puts them there")
     lines = [
@@ -39,7 +39,7 @@ def write_page(folder: Path) -> Path:
         with reading(results.path, ValueError):
             lines += _section(name, results, folder)
             missing += [f"- {name}: {line}" for line in _left(name, results)]
-    missing += [f"- {name}: {m.FIGURE}; needs {m.NEEDS}" for name, m in EXPERIMENTS.items() if name not in found]
+    missing += [f"- {name}: {load(name).FIGURE}; needs {load(name).NEEDS}" for name in names() if name not in found]
     lines += ["", "## Not run here", "", *(missing or ["Nothing."])]
     path = folder / NAME
     with _io.replacing(path) as temporary:
@@ -50,7 +50,7 @@ def write_page(folder: Path) -> Path:
 def _claims(name: str, results: Stored) -> list[str]:
     """Rows of the table; none of a small configuration, which shows that the experiment runs and nothing else."""
     lines = []
-    for claim in [] if _is_small(name, results) else EXPERIMENTS[name].claims(results):
+    for claim in [] if _is_small(name, results) else load(name).claims(results):
         cells = [markdown(claim[key]) for key in ("paper", "ours", "tolerance")]
         cells.append("yes" if claim["holds"] else "**no**")
         lines.append(f"| [{name}](#{name}) | {' | '.join(cells)} |")
@@ -59,7 +59,7 @@ def _claims(name: str, results: Stored) -> list[str]:
 
 def _section(name: str, results: Stored, folder: Path) -> list[str]:
     """What an experiment is, and where its rows come from."""
-    module = EXPERIMENTS[name]
+    module = load(name)
     small = " This is the small configuration, which shows that it runs and no more." * _is_small(name, results)
     lines = [
         "",
@@ -79,13 +79,13 @@ def _section(name: str, results: Stored, folder: Path) -> list[str]:
 
 
 def _is_small(name: str, results: Stored) -> bool:
-    quick = json.loads(json.dumps(asdict(EXPERIMENTS[name].QUICK)))
+    quick = json.loads(json.dumps(asdict(load(name).QUICK)))
     return {**results.config, "seeds": 0} == {**quick, "seeds": 0}
 
 
 def _options(name: str, results: Stored) -> str:
     """Of the command that makes these rows."""
-    module, source, small = EXPERIMENTS[name], results.source, _is_small(name, results)
+    module, source, small = load(name), results.source, _is_small(name, results)
     options = " --quick" if small else ""
     options += " --data-dir DIR" if source.get("data") == "real" else ""
     options += " --model MODEL" if source.get("model") else ""
@@ -95,7 +95,7 @@ def _options(name: str, results: Stored) -> str:
 
 def _left(name: str, results: Stored) -> list[str]:
     """What an experiment says is missing, else how many rows are."""
-    module = EXPERIMENTS[name]
+    module = load(name)
     try:
         if hasattr(module, "left"):
             return list(module.left(results))

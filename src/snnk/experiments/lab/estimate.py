@@ -1,16 +1,27 @@
-"""Measured and predicted error of one layer f(w.x + b) against the number of features."""
+"""Measured and predicted error of one layer f(w.x + b) against the number of features: `snnk estimate`.
+
+Example:
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     results, picture = estimate(Config(dim=8, features=(16, 64), draws=3), folder)
+    >>> [row["num_features"] for row in results], picture.name
+    ([16, 64], 'estimate.png')
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from snnk.experiments.records import Results, Row
+from snnk import _io
+from snnk.experiments.lab.records import Results, Row, save_figure
+from snnk.experiments.lab.runs import Track, all_rows
 from snnk.maps import URF, FeatureMap, ProjectedURF
 
 
@@ -28,6 +39,22 @@ class Config:
     inputs: int = 64
     outputs: int = 64
     seed: int = 0
+
+
+def estimate(config: Config, out: str | Path, *, track: Track = all_rows) -> tuple[Results, Path]:
+    """Measure anew into the files estimate.json and estimate.png of a folder; returns the rows and the picture's path.
+
+    Args:
+        config: the layer, the numbers of features and the number of draws.
+        out: the folder.
+        track: wraps the rows, to show progress.
+    """
+    file = Path(out, "estimate.json")
+    with _io.locked_output(file):
+        results = Results(file, config, resume=False)
+        for _ in track(run(config, results), "estimating", len(config.features)):
+            pass
+        return results, save_figure(plot(results), file.with_suffix(".png"))
 
 
 def sphere(n: int, dim: int, norm: float, generator: torch.Generator) -> Tensor:

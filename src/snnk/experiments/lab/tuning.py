@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
-from snnk.experiments.records import Results, Row, claim
+from snnk.experiments.lab.records import Results, Row, claim
 
 EQUAL = 1.0  # points within which two scores are about equal, or more if chance alone gives more
 METRICS = {"cola": "mcc", "mrpc": "f1", "qqp": "f1", "stsb": "spearman"}  # that the paper reports; else accuracy

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snnk.experiments.data import HUB, IMAGES, Source, image_folders, image_task, is_quick
+from snnk.experiments.lab.data import HUB, IMAGES, Source, image_folders, image_task, is_quick
 
 LOG = logging.getLogger("snnk")
 BERT = "bert-base-uncased"

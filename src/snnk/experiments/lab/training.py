@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from snnk.experiments.data import Split
-from snnk.experiments.records import Row, claim
+from snnk.experiments.lab.data import Split
+from snnk.experiments.lab.records import Row, claim
 from snnk.maps import Directions
 from snnk.nn.linear import SNNKLinear
 
