@@ -138,3 +138,43 @@ def test_bad_tensors_name_the_file(tmp_path):
     for bad, why in ((path, "whole safetensors"), (tmp_path / "b", "there is no file"), (tmp_path, "director|read")):
         with pytest.raises((ValueError, FileNotFoundError), match=why), _io.open_tensors(bad):
             pass
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_any_work(tmp_path):
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.touch()
+    link.symlink_to("nowhere")
+    _io.check_out(tmp_path / "a" / "b" / "new")
+    _io.check_out(file, new=False)
+    for path in (file, link, tmp_path):
+        with pytest.raises(FileExistsError, match="exists already"):
+            _io.check_out(path)
+    for new in (True, False):
+        with pytest.raises(PermissionError, match="file is no folder that can be written to"):
+            _io.check_out(file / "a", new=new)
+
+
+def test_an_output_leaves_room_for_the_names_of_its_temporary_files(tmp_path):
+    for name in ("x" * 255, "x" * 256, "ü" * 100, "x" * (256 - _io.NAME_ROOM), f"{'x' * 256}/a"):
+        with pytest.raises(ValueError, match="an output may have at most"):
+            _io.check_out(tmp_path / name)
+    path = tmp_path / ("x" * (255 - _io.NAME_ROOM))
+    _io.check_out(path)
+    checkpoint = path.with_name(f"{path.name}.checkpoint")  # the longest name that a command adds
+    with _io.locked_output(checkpoint):
+        _io.write_json(checkpoint, 1)
+
+
+def test_a_tensor_that_cannot_be_written_names_the_file(tmp_path):
+    def save():
+        with _io.replacing(tmp_path / "a.safetensors"):
+            raise _io.SafetensorError("disk full")
+
+    with pytest.raises(OSError, match=r"a\.safetensors cannot be written: disk full; run the command again"):
+        save()
+
+
+def test_outputs_and_options_are_checked_without_torch():
+    code = "import sys, snnk._io, snnk._checks, snnk._text; print([m for m in sys.modules if m.startswith('torch')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,17 +1,18 @@
-"""Checks of what users pass in: each error says what came, what was expected and what to do."""
+"""Checks of arguments. Each error states what came in, what was expected and what to do.
+
+torch is imported by the checks of tensors alone, so that the command line checks its options without it.
+"""
 
 from __future__ import annotations
 
 import difflib
 import numbers
-import os
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -34,29 +35,32 @@ def look_up(name: Any, table: Mapping[str, T], kind: str) -> T:
 
 
 def positive_int(value: Any, name: str) -> int:
-    """An int, also of a numpy integer; keep what comes back, for JSON takes no other."""
+    """Return an integer, which may be one of numpy's, as an int: JSON takes no other."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise ValueError(f"{name} must be a positive integer; got {value!r}")
     return int(value)
 
 
 def even_features(num_features: Any) -> int:
-    """Maps with a (cos, sin) or (positive, negative) pair for each projection need an even count."""
+    """Return the number of features of a map that makes a pair of features per projection, such as (cos, sin)."""
     m = positive_int(num_features, "num_features")
     if m % 2:
         choices = f"{m - 1} or {m + 1}" if m > 1 else "2"
-        raise ValueError(f"num_features must be even, two features a projection; got {m}. Use {choices}")
+        raise ValueError(f"num_features must be even, with two features per projection; got {m}. Use {choices}")
     return m
 
 
 def positive(value: Any, name: str) -> float:
-    if not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:  # an int of JSON may have any size
+    """Return a positive and finite number as a float."""
+    if not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:  # an int from JSON may have any size
         raise ValueError(f"{name} must be a positive number; got {value!r}")
     return float(value)
 
 
 def matrix(x: Tensor, in_features: int, name: str) -> Tensor:
-    """A floating tensor whose last dimension is `in_features`; safe inside torch.compile."""
+    """Return a floating tensor whose last dimension is `in_features`; torch.compile can trace this check."""
+    from torch import Tensor
+
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor; got {type(x).__name__}")
     if not x.is_floating_point():
@@ -67,14 +71,15 @@ def matrix(x: Tensor, in_features: int, name: str) -> Tensor:
 
 
 def finite(x: Tensor, name: str) -> Tensor:
-    bad = x.numel() - int(torch.isfinite(x).sum())
+    """Return a tensor without NaN or infinite values."""
+    bad = x.numel() - int(x.isfinite().sum())
     if bad:
         raise ValueError(f"{name} has {bad} NaN or infinite values of {x.numel()}; clean them first")
     return x
 
 
 def layer_weights(weight: Tensor, bias: Tensor | None, in_features: int) -> tuple[Tensor, Tensor]:
-    """Check a layer's (out, in) weight and (out,) bias; both come back in float64, a missing bias as zeros."""
+    """Return a layer's (out, in) weight and (out,) bias in float64; a missing bias becomes zeros."""
     finite(matrix(weight, in_features, "weight"), "weight")
     if weight.ndim != 2:
         raise ValueError(f"weight must be (out_features, {in_features}); got shape {tuple(weight.shape)}")
@@ -84,10 +89,3 @@ def layer_weights(weight: Tensor, bias: Tensor | None, in_features: int) -> tupl
     if bias.ndim != 1:
         raise ValueError(f"bias must be ({weight.shape[0]},); got shape {tuple(bias.shape)}")
     return weight.double(), bias.double()
-
-
-def writable(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written to, before any work."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise PermissionError(f"{folder} cannot be made: {there} is no folder that can be written to")

@@ -1,8 +1,8 @@
-"""Files that appear whole or not at all, locks on outputs, and readers whose errors name the file.
+"""Files that appear whole or not at all, checks and locks of outputs, and readers whose errors name the file.
 
 A file or folder is written under a temporary name beside its place, flushed to disk, and renamed. Its process holds a
-lock on the temporary name, which the system releases when the process ends, however it ends: a name without a lock
-was left by a run that was killed, and the next write to the same place removes it.
+lock on the temporary name. The system releases the lock when the process ends, however it ends: a temporary name
+without a lock was left by a run that was killed, and the next write to the same place removes it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,25 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:  # the command line checks outputs before it loads torch
+    from torch import Tensor
 
 try:
     import fcntl
-except ImportError:  # a system without such locks: nothing is refused there, and nothing is removed
+except ImportError:  # on a system without such locks nothing is refused, and nothing is removed
     fcntl = None  # type: ignore[assignment]
+
+try:
+    from safetensors import SafetensorError
+except ImportError:  # an optional dependency; `safetensors()` below names the extra that brings it
+
+    class SafetensorError(Exception):  # type: ignore[no-redef]
+        """Stands for the class that is missing, and is never raised."""
+
+
+NAME_ROOM = 64  # bytes that the names of temporary files, locks and checkpoints add to the name of their output
 
 
 @contextmanager
@@ -105,7 +116,9 @@ def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise ValueError(f"another run is writing to {what}; wait for it, or name another --out") from None
+                    raise ValueError(
+                        f"another run is writing to {what}; wait for it, or choose another output"
+                    ) from None
                 except OSError:  # a file system without locks
                     pass
             if not _same_file(path, file.fileno()):  # its last holder removed it after it was opened here
@@ -117,12 +130,25 @@ def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
             return
 
 
-def refuse_existing(path: str | os.PathLike[str]) -> None:
-    """Raise a FileExistsError if an output is there; what a run has left that was killed at its end is removed."""
+def check_out(path: str | os.PathLike[str], *, new: bool = True) -> None:
+    """Raise an error if an output cannot be written, so that a run fails before its work instead of after it.
+
+    Args:
+        path: file or folder that the run will write.
+        new: also raise an error if it exists already. A run that was killed right after it wrote the output may have
+            left temporary files beside it: these are removed.
+    """
     path = Path(path)
-    if path.exists() or path.is_symlink():
+    there = next(part for part in (path, *path.absolute().parents) if os.path.lexists(part))
+    if new and there == path:
         remove_leftovers(path)
-        raise FileExistsError(f"--out {path} exists already; name a folder that does not")
+        raise FileExistsError(f"the output {path} exists already; choose another name")
+    if not os.access(there, os.W_OK) or not (there.is_dir() or there == path):
+        raise PermissionError(f"{path} cannot be made: {there} is no folder that can be written to")
+    longest = os.pathconf(there, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
+    for name, room in ((path.name, NAME_ROOM if new else 0), *((part, 0) for part in path.parts)):
+        if (size := len(os.fsencode(name))) + room > longest:
+            raise ValueError(f"an output may have at most {longest - room} bytes in this name; got {size}: {name}")
 
 
 @contextmanager
@@ -170,12 +196,12 @@ def write_tensors(
 
 @contextmanager
 def open_tensors(path: str | os.PathLike[str], device: Any = None) -> Iterator[Any]:
-    """An open safetensors file, of which nothing but the header is read yet; a damaged one is a ValueError."""
+    """An open safetensors file, of which only the header has been read; a damaged file raises a ValueError."""
     library = safetensors()
     try:
         with library.safe_open(os.fspath(path), framework="pt", device=str(device or "cpu")) as file:
             yield file
-    except library.SafetensorError as error:
+    except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}; copy it or save it again") from None
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {path}") from None
@@ -183,8 +209,14 @@ def open_tensors(path: str | os.PathLike[str], device: Any = None) -> Iterator[A
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
+def tensor_header(file: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtype (in the words of safetensors, such as "F32") and shape of each tensor in an open file; reads no tensor."""
+    parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, the file is no mapping
+    return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
+
+
 def safetensors() -> Any:
-    """The package of that name, with its torch part; only the extra `tables` brings it along."""
+    """The package of that name with its torch part. It is an optional dependency, and the error names the extra."""
     try:
         import safetensors.torch
     except ImportError:
@@ -206,10 +238,8 @@ def _temporary(path: Path, folder: bool) -> Iterator[Path]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise OSError(error.errno, f"{error.strerror} for {path}; free some and run the command again") from error
         raise
-    except Exception as error:  # safetensors has a kind of its own, which is no OSError
-        if type(error).__name__ == "SafetensorError":
-            raise OSError(errno.EIO, f"{path} cannot be written: {error}; run the command again") from error
-        raise
+    except SafetensorError as error:  # safetensors reports a full disk by an error that is no OSError
+        raise OSError(errno.EIO, f"{path} cannot be written: {error}; run the command again") from error
     finally:
         if folder:
             shutil.rmtree(temporary, ignore_errors=True)

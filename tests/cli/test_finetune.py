@@ -38,7 +38,7 @@ def test_options_reach_the_run(root, tmp_path, capsys):
     assert "2 classes" in out and "closed form" in out and "lora: " in out and "test" in out and "wrote" in out
     model, _ = load(tmp_path / "out")
     assert model.peft_config["default"].r == 2
-    with pytest.raises(FileExistsError, match=r"--out .* exists already"):
+    with pytest.raises(FileExistsError, match=r"the output .* exists already"):
         run(root, "--out", tmp_path / "out")
 
 

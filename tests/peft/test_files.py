@@ -329,10 +329,10 @@ def test_bad_files(tmp_path):
 
     folder, path = copy("truncated")
     path.write_bytes(path.read_bytes()[:-100])
-    refused(folder, "no whole safetensors file")
+    refused(folder, "is not a whole safetensors file")
     folder, path = copy("corrupted")
     path.write_bytes(b"\xff" * 64)
-    refused(folder, "no whole safetensors file")
+    refused(folder, "is not a whole safetensors file")
     folder, path = copy("pickle")
     path.unlink()
     torch.save({}, folder / "adapter_model.bin")

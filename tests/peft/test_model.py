@@ -403,7 +403,7 @@ REFUSED = [
     ({"target_modules": ".*nothing"}, "the linear layers are .*encoder.layer.0"),
     ({"layers_to_transform": [7]}, r"in layers \[7\]"),
     ({"target_modules": ["LayerNorm"]}, "got LayerNorm"),
-    ({"feature_map": "cos", "num_features": 5}, "even, two features a projection; got 5"),
+    ({"feature_map": "cos", "num_features": 5}, "even, with two features per projection; got 5"),
     ({"directions": "pca", "num_features": D + 1}, f"at most {D} directions there; got num_features={D + 1}"),
     ({"num_features": MOST_VALUES}, "GiB; at most"),
     ({"num_features": MOST_VALUES // 256, "feature_map": "tanh_power"}, "GiB; at most"),

@@ -241,7 +241,7 @@ ROWS = [
     ("adapter", ADAPTER, without("classifier.weight"), "lacks base_model.model.classifier.weight"),
     ("adapter", ADAPTER, without("layer.0.output.dense.snnk_adapter.weight"), "it lacks bert.encoder.layer.0.output"),
     ("adapter", ADAPTER, nan("snnk_adapter.weight"), "NaN or infinite"),
-    ("adapter", ADAPTER, 1000, "no whole safetensors file"),
+    ("adapter", ADAPTER, 1000, "is not a whole safetensors file"),
     ("adapter", ADAPTER, None, "there is no file .*adapter_model.safetensors"),
     ("adapter", "adapter_config.json", put("num_features", to=2**20), "is .* in the file and .* in the model"),
     ("adapter", "adapter_config.json", put("target_modules", to=SLOW), "may take hours to match"),

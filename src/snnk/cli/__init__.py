@@ -302,7 +302,7 @@ def compress_command(
 
 
 def _compress(model: str, calibration: Path, out: Path, **settings: Any) -> None:
-    _io.refuse_existing(out)  # before seconds of imports
+    _io.check_out(out)  # before seconds of imports
     _needs_transformers()
     from snnk.hf.compression.pipeline import Settings, compress_folder
 

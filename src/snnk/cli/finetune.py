@@ -80,7 +80,7 @@ def finetune_command(
     if missing:
         raise ValueError(f"this command needs {', '.join(missing)}; install it with: pip install 'snnk[cli,peft]'")
     if not resume and not Path(f"{out}.checkpoint").exists():
-        _io.refuse_existing(out)  # before seconds of imports
+        _io.check_out(out)  # before seconds of imports
     from snnk.finetune import FinetuneConfig, finetune
 
     config = FinetuneConfig(

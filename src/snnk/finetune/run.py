@@ -25,7 +25,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from snnk import _checks, _io, hf
+from snnk import _io, hf
 from snnk._environment import environment
 from snnk.finetune.card import model_card
 from snnk.finetune.config import FinetuneConfig
@@ -319,7 +319,7 @@ def check_out(out: Path, checkpoint: Path, resume: bool) -> None:
         raise FileExistsError(f"{out} exists already{done}; name a folder that does not")
     if checkpoint.exists() and not resume:
         raise FileExistsError(f"{checkpoint} is of a run that was stopped: go on with resume, or delete it")
-    _checks.writable(out)
+    _io.check_out(out)
 
 
 def _processor(source: str, images: bool) -> Any:

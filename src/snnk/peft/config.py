@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 from peft.config import PeftConfig
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME, PeftType
 from torch import Tensor
 
-from snnk import _checks
+from snnk import _checks, _io
 from snnk.maps import FEATURE_MAPS, Directions, FeatureMap
 from snnk.maps.activations import ACTIVATIONS
 from snnk.maps.projections import PROJECTIONS
@@ -219,12 +218,8 @@ def read_header(folder: str | os.PathLike[str]) -> dict[str, tuple[int, ...]] | 
         if Path(folder, WEIGHTS_NAME).exists():
             raise ValueError(f"{folder} has {WEIGHTS_NAME}, a pickle, which can run code: save it as safetensors")
         return None
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, no mapping
-            found = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
-    except (safetensors.SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is no whole safetensors file: {error}. Copy or save it again") from None
+    with _io.open_tensors(path) as file:
+        found = _io.tensor_header(file)
     for name, (dtype, _) in found.items():  # PEFT would take bits of another kind for numbers
         if ".snnk_adapter." in name and dtype not in FLOATS and not name.endswith(".degrees"):
             raise ValueError(f"{path} has {name} as {dtype}, not as {', '.join(FLOATS)}. Copy or save it again")

@@ -18,7 +18,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from snnk import _checks, _io
+from snnk import _io
 from snnk.experiments import Experiment, load, names
 from snnk.experiments.lab.data import NO_DATA, Source, needs_data
 from snnk.experiments.lab.records import Results, Row, reading, save_figure
@@ -82,7 +82,7 @@ def reproduce(
         if not _takes_seeds(experiment):
             raise ValueError(f"{name} takes no --seeds: it averages over its random draws, or it has none")
         config = replace(config, seeds=seeds)
-    _checks.writable(out)
+    _io.check_out(out, new=False)
     source, file, picture = Source(data_dir, model), out / f"{name}.json", out / f"{name}.png"
     with _io.locked_output(file):
         _io.remove_leftovers(picture)
@@ -122,7 +122,7 @@ def reproduce_all(
     track: Track = all_rows,
 ) -> Iterator[Reproduction]:
     """Run every experiment. Those whose data are missing are skipped, and an error at the end names them."""
-    _checks.writable(Path(out))
+    _io.check_out(out, new=False)
     known = {name: load(name) for name in names()}
     if seeds is not None:
         without = [name for name, experiment in known.items() if not _takes_seeds(experiment)]

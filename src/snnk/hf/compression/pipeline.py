@@ -16,7 +16,7 @@ from typing import Any
 import transformers
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedModel
 
-from snnk import _checks, _io, hf
+from snnk import _io, hf
 from snnk._environment import environment
 from snnk.hf.architectures import parse_layers
 from snnk.hf.compression import report as pages
@@ -92,11 +92,11 @@ def compress_folder(
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> dict[str, Any]:
     """Compress a model of a folder or of the hub into the new folder `out`; returns what report.json holds."""
-    check_out(out)
+    _io.check_out(out)
     if not calibration.exists():
         raise FileNotFoundError(f"no calibration file or folder {calibration}")
     with _io.locked_output(out) as left:
-        check_out(out)  # a run that held the lock may have made it
+        _io.check_out(out)  # a run that held the lock may have made it
         for path in left:
             say(f"removed {path}, which a run that was killed had left")
         return _compress_folder(model, calibration, out, settings, say, progress)
@@ -162,12 +162,6 @@ def _compress_folder(
     }
     _write(network, plan, found, folder, inner, out)
     return found
-
-
-def check_out(out: Path) -> None:
-    """Refuse an output folder that exists or cannot be made, before any work."""
-    _io.refuse_existing(out)
-    _checks.writable(out)
 
 
 def load(folder: Path, say: Callable[[str], None], sentences: bool = False) -> tuple[Any, Any]:
