@@ -33,17 +33,18 @@ from snnk import _checks
 from snnk.maps import FeatureMap
 from snnk.ridge.sums import LinearSolution, RidgeStats
 from snnk.tabular.model import MAPS, ROWS
-from snnk.tabular.tables import (
+from snnk.tabular.scaling import (
     CONSTANT,
     SMALLEST,
+    Array,
     constant_scale,
     count_outliers,
-    plain_unit,
-    size_counts,
-    standardised,
+    count_sizes,
+    moments,
+    standardise,
+    target_unit,
 )
 
-Array = np.ndarray[Any, np.dtype[Any]]
 UNITS = 2.0**60  # of the first batch that a number of a later one may have: products with features stay in float32
 FLOATS = [np.float64, np.float32]  # features are computed in the dtype of the first rows
 
@@ -81,17 +82,15 @@ class _Features(BaseEstimator):  # type: ignore[misc]
         self.mean_, self.scale_ = np.zeros(d), np.ones(d)
         if self.standardize:
             _refuse_outliers(X, "X")
-            exponent = np.frexp(np.maximum(np.abs(X).max(0).astype(np.float64), SMALLEST))[1]
-            scaled = np.ldexp(X.astype(np.float64), -exponent)
-            mean = np.average(scaled, axis=0, weights=weight)
-            spread = np.sqrt(np.average(np.square(scaled - mean), axis=0, weights=weight))
+            exponent, mean, variance = moments(X, weight)
+            deviation = np.sqrt(variance)
             self.mean_ = np.ldexp(mean, exponent)
-            scale = np.maximum(np.ldexp(spread, exponent), SMALLEST)
-            self.scale_ = np.where(spread > CONSTANT * np.abs(mean), scale, constant_scale(self.mean_))
+            scale = np.maximum(np.ldexp(deviation, exponent), SMALLEST)
+            self.scale_ = np.where(deviation > CONSTANT * np.abs(mean), scale, constant_scale(self.mean_))
 
     def _inputs(self, X: Array) -> torch.Tensor:
         """Standardised rows, in the dtype of the map; all are checked before any is used."""
-        x, dtype = standardised(X.astype(np.float64, copy=False), self.mean_, self.scale_), self.map_.projection.dtype
+        x, dtype = standardise(X.astype(np.float64, copy=False), self.mean_, self.scale_), self.map_.projection.dtype
         # An angle beyond 1/eps has no digits left, nor has a value so many deviations away from all others.
         angles = self.feature_map == "fourier" or self.standardize
         far = ~(np.abs(x) <= (1 / torch.finfo(dtype).eps if angles else torch.finfo(dtype).max))
@@ -111,7 +110,7 @@ class _Features(BaseEstimator):  # type: ignore[misc]
 def _refuse_outliers(values: Array, name: str) -> None:
     """Refuse rows (n, d) with a column in which a few values are so large that the others count for nothing."""
     for column, found in enumerate(values.T):
-        outliers = count_outliers(size_counts(found))
+        outliers = count_outliers(count_sizes(found))
         if outliers:
             row = int(np.abs(found).argmax())
             raise ValueError(
@@ -217,8 +216,8 @@ class _Closed(_Features):
             self.stats_, self.unit_ = stats, np.zeros(y.shape[1])
         largest = np.abs(y).max(0)
         # 0 until a number comes that is not 0, of which every multiple is 0
-        unit = np.where(self.unit_ > 0, self.unit_, np.where(largest > 0, plain_unit(largest), 0.0))
-        scaled = standardised(y, 0.0, np.where(unit > 0, unit, 1.0))
+        unit = np.where(self.unit_ > 0, self.unit_, np.where(largest > 0, target_unit(largest), 0.0))
+        scaled = standardise(y, 0.0, np.where(unit > 0, unit, 1.0))
         if not (np.abs(scaled) <= UNITS).all():
             raise ValueError(
                 f"y has a number of {largest.max():g}, more than {UNITS:g} times those of the first batch; begin with "

@@ -141,10 +141,11 @@ def make_table(folder: Path, ending: str, rows: int = 60) -> None:
 
 
 def load_table(folder: Path, ending: str) -> Any:
-    from snnk.tabular.tables import Table, make_columns, plan_columns, scan
+    from snnk.tabular.scan import Scan
+    from snnk.tabular.source import Table
 
     table = Table(folder / f"table.{ending}")
-    columns = make_columns(scan(table, plan_columns(table, "y")), "y", missing="drop")
+    columns = Scan.start(table, "y").read(table).columns(missing="drop")
     found = [columns.encode(batch, label)[:2] for label, batches in table.blocks() for batch in batches]
     return {"x": torch.cat([x for x, _ in found]), "y": torch.cat([y for _, y in found])}
 

@@ -23,8 +23,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from snnk import ArcCosine
 from snnk.ridge.sums import RidgeStats
 from snnk.tabular.model import FitConfig, TableModel
+from snnk.tabular.scan import Scan
+from snnk.tabular.source import Table
 from snnk.tabular.stream import accumulate, fit
-from snnk.tabular.tables import Table, make_columns, plan_columns, scan
 
 CONFIG = FitConfig("y", 64, block_dtype="float64", lam=1e-2)
 
@@ -481,12 +482,12 @@ def test_columns_do_not_depend_on_who_read_which_block(parquet):
     table, found, means = Table(parquet), [], set()
     for workers in (1, 2, 3, 5):
         shares = [
-            scan(table, plan_columns(table, "y"), lambda i, _, n=workers, r=rank: i % n == r) for rank in range(workers)
+            Scan.start(table, "y").read(table, lambda i, _, n=workers, r=rank: i % n == r) for rank in range(workers)
         ]
         for other in shares[1:]:
             shares[0].merge(other)
-        found.append(make_columns(shares[0], "y"))
-        means.add(shares[0].moments["x0"].mean)
+        found.append(shares[0].columns())
+        means.add(shares[0].statistics["x0"].mean)
     assert len(means) > 1 and all(columns == found[0] for columns in found)
 
 
@@ -500,8 +501,8 @@ def test_columns_of_a_sorted_table(tmp_path):
     t = t.set_column(0, "x0", pa.array(x)).set_column(5, "y", pa.array(whole))
     pq.write_table(t, tmp_path / "t.parquet", row_group_size=100)
     table = Table(tmp_path / "t.parquet")
-    first, second = (scan(table, plan_columns(table, "y"), lambda i, _, r=r: i % 2 == r) for r in (1, 0))
-    columns = make_columns(first.merge(second), "y", missing="mean")
+    first, second = (Scan.start(table, "y").read(table, lambda i, _, r=r: i % 2 == r) for r in (1, 0))
+    columns = first.merge(second).columns(missing="mean")
     assert columns.target.categories is None  # 0.5 is no class
     assert columns.inputs[0].scale == pytest.approx(np.nanstd(x), rel=1e-6)
     assert columns.inputs[0].mean == pytest.approx(np.nanmean(x), abs=2e-6 * np.nanstd(x))
@@ -514,7 +515,7 @@ def test_classes_that_are_numbers_are_in_their_order(tmp_path):
     t = pa.table({"a": np.arange(240.0), "y": np.tile(np.arange(12), 20)})
     pq.write_table(t, tmp_path / "t.parquet", row_group_size=100)
     table = Table(tmp_path / "t.parquet")
-    columns = make_columns(scan(table, plan_columns(table, "y")), "y")
+    columns = Scan.start(table, "y").read(table).columns()
     assert columns.target.categories == tuple(str(i) for i in range(12))
 
 
@@ -620,7 +621,7 @@ def test_a_table_that_is_replaced_while_it_is_read(parquet, tmp_path):
 
 def test_fingerprints(parquet, tmp_path, monkeypatch):
     """Workers that share the pieces find that of one; one row of a dataset changes it, and a copy does not."""
-    monkeypatch.setattr("snnk.tabular.tables.PIECE_BYTES", 5000)
+    monkeypatch.setattr("snnk.tabular.source.PIECE_BYTES", 5000)
     one = Table(parquet).fingerprint()
     pieces = []
     for rank in range(3):

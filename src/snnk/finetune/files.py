@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from snnk import _checks
-from snnk.tabular.tables import Table
+from snnk.tabular.source import Table
 
 GLUE_HUB = "nyu-mll/glue"
 GLUE_WHERE = "gluebenchmark.com/tasks, a folder a task, such as CoLA/train.tsv and CoLA/dev.tsv"

@@ -18,7 +18,10 @@ from torch import Tensor
 from snnk import _checks, _io
 from snnk.maps import ArcCosine, FeatureMap, ProjectedURF
 from snnk.ridge.sums import BLOCK_DTYPES
-from snnk.tabular.tables import LARGEST, MISSING, TASKS, Columns, Table, read_column, standardised
+from snnk.tabular.columns import MISSING, Columns, read_column
+from snnk.tabular.scaling import LARGEST, standardise
+from snnk.tabular.scan import TASKS
+from snnk.tabular.source import Table
 
 FORMAT = "snnk.TableModel 1"
 FARTHEST = 1e150  # units of a target whose squares still add up
@@ -194,7 +197,7 @@ class TableModel:
                         ~bad[keep.numpy()]
                     ]
                     if target.categories is None:  # sums of squares keep their digits about the mean
-                        y, guess = (standardised(values, target.mean, target.scale) for values in (y, guess))
+                        y, guess = (standardise(values, target.mean, target.scale) for values in (y, guess))
                         far = known & (np.abs(y) > FARTHEST)
                         if far.any():
                             raise ValueError(

@@ -2,7 +2,7 @@
 
     snnk.tabular.stream.fit(source, out, FitConfig(target="y"))          # or: snnk fit DATA --target y --out DIR
 
-Blocks of rows (see tables.py) are shared out over the workers of a torchrun cluster; their float64 sums are
+Blocks of rows (see source.py) are shared out over the workers of a torchrun cluster; their float64 sums are
 all-reduced, so the result does not depend on the number of workers beyond rounding. A checkpoint is a set of parts. A
 part belongs to one process and is one file: its sums, with the names of the blocks counted in them. Renaming it into
 place is the one moment at which blocks become counted, so a run may be killed at any time. A restart leaves old parts
@@ -31,8 +31,10 @@ from torch import Tensor
 from snnk import _io
 from snnk.maps import FeatureMap
 from snnk.ridge.sums import BLOCK_DTYPES, RidgeStats
+from snnk.tabular.columns import Columns
 from snnk.tabular.model import ROWS, FitConfig, TableModel
-from snnk.tabular.tables import Columns, Scan, Table, make_columns, plan_columns, scan
+from snnk.tabular.scan import Scan
+from snnk.tabular.source import Table
 
 Progress = Callable[[str, int, int], None]  # what is being done, rows done, rows in all (0 if not known)
 
@@ -220,13 +222,13 @@ def _start(table: Table, config: FitConfig, checkpoint: Checkpoint, workers: Wor
         progress("reading columns", rows * workers.size, 0)
 
     show(0)
-    empty = plan_columns(table, config.target, config.drop)
-    mine = scan(table, empty, lambda i, _: i % workers.size == workers.rank, show)
+    empty = Scan.start(table, config.target, config.drop)
+    mine = empty.read(table, lambda i, _: i % workers.size == workers.rank, show)
     scans: list[Scan] = workers.gather(mine)
     first = scans[0]
     for other in scans[1:]:
         first.merge(other)
-    columns = make_columns(first, config.target, config.task, config.missing)
+    columns = first.columns(config.task, config.missing)
     shift = workers.gather(_shift(table, columns, config) if workers.rank == 0 else None)[0]
     order = sorted(first.blocks.items(), key=lambda item: item[1])
     blocks = {label: complete if config.missing == "drop" else rows for label, (_, rows, complete) in order}
@@ -288,7 +290,7 @@ def fit(
         stack.callback(workers.close)
         RidgeStats(config.num_features, 1, device=workers.device)  # too many features fail before anything is read
         table = Table(source)
-        plan_columns(table, config.target, config.drop)  # bad columns fail before anything is written
+        Scan.start(table, config.target, config.drop)  # bad columns fail before anything is written
         refused = None
         if workers.rank == 0:
             try:
