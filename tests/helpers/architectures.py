@@ -45,6 +45,7 @@ DISTILBERT = {
 
 
 GPT2 = {"n_embd": D, "n_layer": 2, "n_head": 2, "n_inner": WIDTH, "vocab_size": 40, "n_positions": 32}
+GPT2 |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
 CONFIGS = {

@@ -40,10 +40,11 @@ def fit(phi, y, weight=None, *, fold=None, parts=(50, 1), **options):
     return stats
 
 
-def refit(phi, y, lam, weight=None):
+def refit(phi, y, lam, weight=None, intercept=True):
     """scikit-learn's weight and bias."""
-    model = Ridge(alpha=lam, solver="cholesky").fit(phi, y, weight)
-    return torch.as_tensor(model.coef_).reshape(-1, phi.shape[1]), torch.as_tensor(model.intercept_).reshape(-1)
+    model = Ridge(alpha=lam, fit_intercept=intercept, solver="cholesky").fit(phi, y, weight)
+    bias = torch.as_tensor(model.intercept_, dtype=torch.float64).reshape(-1)
+    return torch.as_tensor(model.coef_).reshape(-1, phi.shape[1]), bias
 
 
 def assert_same(a, b, **tolerance):
@@ -51,16 +52,17 @@ def assert_same(a, b, **tolerance):
     assert torch.allclose(a.weight, b.weight, **tolerance) and torch.allclose(a.bias, b.bias, **tolerance)
 
 
-def hat(phi, lam, weight=None):
+def hat(phi, lam, weight=None, intercept=True):
     """The matrix that maps sqrt(w) y to its fit; the unpenalised intercept is a column of ones."""
-    x = np.c_[np.ones(len(phi)), phi.numpy()] * (1 if weight is None else np.sqrt(weight.numpy())[:, None])
+    x = np.c_[np.ones((len(phi), int(intercept))), phi.numpy()]
+    x = x * (1 if weight is None else np.sqrt(weight.numpy())[:, None])
     penalty = lam * np.eye(x.shape[1])
-    penalty[0, 0] = 0
+    penalty[:intercept, :intercept] = 0
     return x @ np.linalg.solve(x.T @ x + penalty, x.T)
 
 
-def brute_gcv(phi, y, lam, weight=None):
-    h, root = hat(phi, lam, weight), 1 if weight is None else weight.sqrt().numpy()[:, None]
+def brute_gcv(phi, y, lam, weight=None, intercept=True):
+    h, root = hat(phi, lam, weight, intercept), 1 if weight is None else weight.sqrt().numpy()[:, None]
     n, target = len(phi), y.numpy() * root
     rss = np.square(target - h @ target).sum(0).mean()
     return n * rss / (n - np.trace(h)) ** 2
@@ -84,16 +86,17 @@ def test_least_squares_against_lstsq():
 @pytest.mark.parametrize("lam", [1e-3, 1.0, 50.0, 1e4])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("targets", [1, 4])
-def test_ridge_against_scikit_learn(lam, weighted, targets):
+@pytest.mark.parametrize("intercept", [True, False])
+def test_ridge_against_scikit_learn(lam, weighted, targets, intercept):
     phi, y, weight = data(t=targets)
     weight = weight if weighted else None
-    solution = fit(phi, y, weight).solve(lam)
-    expected, bias = refit(phi, y, lam, weight)
+    solution = fit(phi, y, weight).solve(lam, intercept=intercept)
+    expected, bias = refit(phi, y, lam, weight, intercept)
     assert torch.allclose(solution.weight, expected, **TIGHT) and torch.allclose(solution.bias, bias, **TIGHT)
     squared = (y - phi @ expected.T - bias).square()
     w = torch.ones(len(phi), dtype=torch.float64) if weight is None else weight
     assert torch.allclose(solution.residual, (w[:, None] * squared).sum(0) / w.sum(), **TIGHT)
-    assert solution.degrees_of_freedom == pytest.approx(np.trace(hat(phi, lam, weight)), abs=1e-9)
+    assert solution.degrees_of_freedom == pytest.approx(np.trace(hat(phi, lam, weight, intercept)), abs=1e-9)
     assert torch.allclose(solution.predict(phi), phi @ expected.T + bias, **TIGHT)
 
 
@@ -105,6 +108,16 @@ def test_real_block_sizes(monkeypatch):
         solution = fit(phi, y, weight, parts=(4097,), folds=folds).solve(2.0)
         assert torch.allclose(solution.weight, expected, rtol=1e-9, atol=1e-9)
         assert torch.allclose(solution.bias, bias, rtol=1e-9, atol=1e-9)
+
+
+def test_a_fit_without_intercept_has_no_bias_and_leaves_the_sums_as_they_are():
+    phi, y, _ = data()
+    stats = fit(phi, y)
+    before, shift = stats.sums.clone(), stats.shift.clone()
+    assert not stats.solve("gcv", intercept=False).bias.any()
+    assert torch.equal(stats.sums, before) and torch.equal(stats.shift, shift)
+    few = RidgeStats(7, 2).update(phi[:4], y[:4])  # four rows span four directions about 0, three about their mean
+    assert few.solve(0.1, intercept=False).rank == 4 and few.solve(0.1).rank == 3
 
 
 def test_path_and_factor_are_the_single_solutions():
@@ -195,16 +208,17 @@ def test_scaled_weights_scale_lam():
 
 @pytest.mark.parametrize(("n", "m"), [(60, 7), (40, 30), (20, 30)])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_gcv_against_the_hat_matrix(n, m, weighted):
+@pytest.mark.parametrize("intercept", [True, False])
+def test_gcv_against_the_hat_matrix(n, m, weighted, intercept):
     phi, y, weight = data(n, m, noise=4.0)
     weight = weight if weighted else None
-    factor = fit(phi, y, weight, parts=(15,)).factor()
+    factor = fit(phi, y, weight, parts=(15,)).factor(intercept=intercept)
     for lam in 10.0 ** np.arange(-3, 4):  # below, the oracle itself loses digits where m > n
         freedom, _, gcv = (float(x.mean()) for x in factor.curves(torch.tensor([lam], dtype=torch.float64)))
-        assert gcv == pytest.approx(brute_gcv(phi, y, lam, weight), rel=1e-8)
-        assert freedom == pytest.approx(np.trace(hat(phi, lam, weight)), rel=1e-8)
+        assert gcv == pytest.approx(brute_gcv(phi, y, lam, weight, intercept), rel=1e-8)
+        assert freedom == pytest.approx(np.trace(hat(phi, lam, weight, intercept)), rel=1e-8)
     best = factor.search()
-    dense = [brute_gcv(phi, y, lam, weight) for lam in np.logspace(-3, 6, 400)]
+    dense = [brute_gcv(phi, y, lam, weight, intercept) for lam in np.logspace(-3, 6, 400)]
     assert best.score <= min(dense) * (1 + TIE)
     assert best.score == pytest.approx(float(factor.curves(torch.tensor([best.lam], dtype=torch.float64))[2]))
     lams, scores, freedoms = zip(*best.path, strict=True)
@@ -226,20 +240,21 @@ def test_gcv_as_lam_vanishes_with_more_features_than_rows():
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("num_features", [None, 5])
-def test_kfold_against_refitting(given, weighted, num_features):
+@pytest.mark.parametrize("intercept", [True, False])
+def test_kfold_against_refitting(given, weighted, num_features, intercept):
     phi, y, weight = data(noise=6.0)
     weight = weight if weighted else None
     in_turn = torch.arange(len(phi)) % 4
     fold = in_turn[torch.randperm(len(phi), generator=torch.Generator().manual_seed(0))] if given else in_turn
     stats = fit(phi, y, weight, fold=fold if given else None, folds=4)
-    best = stats.solve("kfold", num_features=num_features)
+    best = stats.solve("kfold", num_features=num_features, intercept=intercept)
     phi, w = phi[:, :num_features], torch.ones(len(phi), dtype=torch.float64) if weight is None else weight
 
     def brute(lam):
         total = 0.0
         for f in range(4):
             train, test = fold != f, fold == f
-            a, b = refit(phi[train], y[train], lam, None if weight is None else weight[train])
+            a, b = refit(phi[train], y[train], lam, None if weight is None else weight[train], intercept)
             total += float((w[test, None] * (y[test] - phi[test] @ a.T - b).square()).sum())
         return total / float(w.sum()) / 2
 
@@ -247,7 +262,7 @@ def test_kfold_against_refitting(given, weighted, num_features):
         assert score == pytest.approx(brute(lam), rel=1e-9)
     assert best.score == pytest.approx(brute(best.lam), rel=1e-9)
     assert best.score <= min(brute(lam) for lam in np.logspace(-3, 5, 60)) * (1 + 1e-9)
-    expected, bias = refit(phi, y, best.lam, weight)
+    expected, bias = refit(phi, y, best.lam, weight, intercept)
     assert torch.allclose(best.weight, expected, **TIGHT) and torch.allclose(best.bias, bias, **TIGHT)
 
 
@@ -260,10 +275,11 @@ def test_kfold_with_an_empty_fold():
 
 @pytest.mark.parametrize("count", [1, 4, 7])
 @pytest.mark.parametrize("lam", [0.0, 2.0, "gcv", "kfold"])
-def test_nested_counts_are_those_of_fewer_features(count, lam):
+@pytest.mark.parametrize("intercept", [True, False])
+def test_nested_counts_are_those_of_fewer_features(count, lam, intercept):
     phi, y, weight = data()
-    nested = fit(phi, y, weight, folds=3).solve(lam, num_features=count)
-    alone = fit(phi[:, :count], y, weight, folds=3).solve(lam)
+    nested = fit(phi, y, weight, folds=3).solve(lam, num_features=count, intercept=intercept)
+    alone = fit(phi[:, :count], y, weight, folds=3).solve(lam, intercept=intercept)
     assert_same(nested, alone, rtol=1e-8)
     assert nested.lam == pytest.approx(alone.lam, rel=1e-6) and nested.residual.allclose(alone.residual)
 

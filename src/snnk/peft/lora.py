@@ -137,9 +137,9 @@ def to_lora(
     tokens = held_tokens = 0
     with evaluating(model), torch.no_grad(), _only(model, adapter_name):
         for group in _groups(layers, sizes):
-            fitted = _sums(model, group, training, adapter_name, lora_bias)
-            solved = {name: _reduced_rank(stats, rank) for name, stats in fitted.items()}
-            tokens = int(next(iter(fitted.values())).rows.sum()) // (1 if lora_bias else 2)
+            fitted = _sums(model, group, training, adapter_name)
+            solved = {name: _reduced_rank(stats, rank, lora_bias) for name, stats in fitted.items()}
+            tokens = int(next(iter(fitted.values())).rows.sum())
             del fitted
             lost, held_tokens = _errors(model, group, held, adapter_name, solved)
             for name, layer in group:
@@ -175,9 +175,9 @@ def to_lora(
     return LoraConversion(lora, tensors, tuple(sites), tokens, held_tokens)
 
 
-def _reduced_rank(stats: RidgeStats, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+def _reduced_rank(stats: RidgeStats, rank: int, bias: bool) -> tuple[Tensor, Tensor, Tensor]:
     """A (r, in), B (out, r) and c (out,): the ridge solution's best approximation of that rank."""
-    factor = stats.factor()
+    factor = stats.factor(intercept=bias)
     weight = factor.search().weight
     spread = weight @ factor.vectors * factor.values.sqrt()
     _, vectors = torch.linalg.eigh(spread @ spread.T)
@@ -187,12 +187,10 @@ def _reduced_rank(stats: RidgeStats, rank: int) -> tuple[Tensor, Tensor, Tensor]
     return a, b, d - b @ (a @ x)
 
 
-def _sums(model: Any, group: Layers, batches: list[Any], adapter_name: str, bias: bool) -> dict[str, RidgeStats]:
+def _sums(model: Any, group: Layers, batches: list[Any], adapter_name: str) -> dict[str, RidgeStats]:
     """Statistics of (x, delta(y)) for each layer, in one pass over the batches."""
     found: dict[str, RidgeStats] = {}
     for name, x, d in _rows(model, group, batches, adapter_name):
-        if not bias:  # a fit through the origin is one to the rows and their negatives, whose means are 0
-            x, d = torch.cat([x, -x]), torch.cat([d, -d])
         block = torch.float64 if x.dtype == torch.float64 else torch.float32
         if name not in found:
             found[name] = RidgeStats(x.shape[1], d.shape[1], block_dtype=block)

@@ -9,14 +9,14 @@ atoms are those for k.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from snnk import _checks
 
-WARM_UP, BETAS = 20, (0.9, 0.99)
+BETAS = (0.9, 0.99)
 
 
 def choose_atoms(gram: Tensor, cross: Tensor, count: int, penalty: float) -> tuple[Tensor, Tensor]:
@@ -52,6 +52,26 @@ def choose_atoms(gram: Tensor, cross: Tensor, count: int, penalty: float) -> tup
     return order, gains
 
 
+def relative_adam(
+    parameters: Iterable[Tensor], *, rate: float, steps: int, warm_up: int = 20
+) -> tuple[torch.optim.Adam, torch.optim.lr_scheduler.LambdaLR]:
+    """Adam with learning rates relative to the root mean square of each parameter, and their schedule.
+
+    The rates rise linearly over `warm_up` steps and fall linearly to 0 at `steps`. Call `schedule.step()` behind every
+    `adam.step()`.
+
+    Example:
+        >>> p = torch.full((3,), 2.0, requires_grad=True)
+        >>> adam, schedule = relative_adam([p], rate=0.1, steps=100, warm_up=1)
+        >>> adam.param_groups[0]["lr"]
+        0.2
+    """
+    groups = [{"params": [p], "lr": rate * float(p.detach().square().mean().sqrt())} for p in parameters]
+    adam = torch.optim.Adam(groups, betas=BETAS)
+    schedule = lambda step: min(1.0, (step + 1) / warm_up) * (1 - step / steps)  # noqa: E731
+    return adam, torch.optim.lr_scheduler.LambdaLR(adam, schedule)
+
+
 def refine_(
     forward: Callable[[Tensor], Tensor],
     parameters: Sequence[Tensor],
@@ -73,25 +93,23 @@ def refine_(
         steps, rows: so many steps on so many rows each.
         rate: length of a step, relative to the root mean square of each parameter.
     """
-    rates = [rate * float(p.detach().square().mean().sqrt()) for p in parameters]
-    groups = [{"params": [p], "lr": r} for p, r in zip(parameters, rates, strict=True)]
-    adam, generator = torch.optim.Adam(groups, betas=BETAS), torch.Generator().manual_seed(seed)
+    adam, schedule = relative_adam(parameters, rate=rate, steps=steps)
+    generator = torch.Generator().manual_seed(seed)
     weight, scale = weight / weight.mean(), scale / scale.square().mean().sqrt().clamp_min(1e-30)
     wanted = [p.requires_grad for p in parameters]
     order = torch.empty(0, dtype=torch.int64)
     for p in parameters:
         p.requires_grad_(True)
     try:
-        for step in range(steps):
+        for _ in range(steps):
             if len(order) < min(rows, len(x)):
                 order = torch.randperm(len(x), generator=generator)
             part, order = order[:rows].to(x.device), order[rows:]
-            for group, r in zip(adam.param_groups, rates, strict=True):
-                group["lr"] = r * min(1.0, (step + 1) / WARM_UP) * (1 - step / steps)
             with torch.enable_grad():
                 error = (forward(x[part]) - y[part]) * scale
                 (error.square().sum(1) * weight[part]).mean().backward()
             adam.step()
+            schedule.step()
             adam.zero_grad()
     finally:
         for p, want in zip(parameters, wanted, strict=True):

@@ -105,6 +105,7 @@ class RidgeFactor:
     rows: int
     condition: float
     floor: float  # the least lam of a search; see the top of this file
+    intercept: bool = True
 
     def curves(self, lams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Degrees of freedom (L,), sums of squared residuals (L, t) and GCV (L,), mean over targets, at lams (L,).
@@ -115,10 +116,10 @@ class RidgeFactor:
         shrunk = lams / (self.values + lams)  # (L, r)
         explained = self.target.square() / self.values[:, None]
         # What no lam can fit, and the rows it takes: nothing at all where the features can fit every row.
-        spare = max(self.rows - 1 - rank, 0)
+        spare = max(self.rows - self.intercept - rank, 0)
         outside = (self.power - explained.sum(0)).clamp_min(0) * (spare > 0)
         rss = outside + shrunk.square() @ explained
-        return 1 + rank - shrunk.sum(1), rss, self.rows * rss.mean(1) / (spare + shrunk.sum(1)).square()
+        return self.intercept + rank - shrunk.sum(1), rss, self.rows * rss.mean(1) / (spare + shrunk.sum(1)).square()
 
     def search(self, score: Callable[[Tensor], Tensor] | None = None) -> RidgeSolution:
         """The solution of least GCV, or of least score(lams): (L,) -> (L,).
@@ -167,7 +168,7 @@ class RidgeFactor:
 
 
 class RidgeStats:
-    """Mergeable float64 sums of rows (phi, y): all that ridge regression with an intercept needs.
+    """Mergeable float64 sums of rows (phi, y): all that ridge regression needs, with or without an intercept.
 
     Args:
         num_features, num_targets: columns m of phi and t of y.
@@ -330,21 +331,26 @@ class RidgeStats:
         gram = both[:, :m].triu()
         return gram + gram.triu(1).T, both[:, m:], sums[-1, 1 + m :] - first[m:].square() / n
 
-    def factor(self, num_features: int | None = None) -> RidgeFactor:
+    def factor(self, num_features: int | None = None, *, intercept: bool = True) -> RidgeFactor:
         """The costly part of `solve`, for the first `num_features` features: factor once, solve many."""
-        return self._factor(self._sums(num_features))
+        return self._factor(self._sums(num_features, intercept=intercept), intercept)
 
     @overload
-    def solve(self, lam: float | str = "gcv", *, num_features: int | None = None) -> RidgeSolution: ...
+    def solve(
+        self, lam: float | str = "gcv", *, num_features: int | None = None, intercept: bool = True
+    ) -> RidgeSolution: ...
     @overload
-    def solve(self, lam: Sequence[float], *, num_features: int | None = None) -> list[RidgeSolution]: ...
-    def solve(self, lam: Any = "gcv", *, num_features: int | None = None) -> Any:
+    def solve(
+        self, lam: Sequence[float], *, num_features: int | None = None, intercept: bool = True
+    ) -> list[RidgeSolution]: ...
+    def solve(self, lam: Any = "gcv", *, num_features: int | None = None, intercept: bool = True) -> Any:
         """The ridge solution; one lam serves all targets.
 
         Args:
             lam: a number >= 0; several, for a list of solutions; "gcv", the least generalised cross-validation; or
                 "kfold", the least squared error on held-out folds.
-            num_features: use the first so many features; all without it.
+            num_features: use the first so many features; the default is all of them.
+            intercept: fit b. Without it, nothing is centred and b is zero, as in Ridge(fit_intercept=False).
 
         Example:
             >>> phi = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
@@ -353,9 +359,9 @@ class RidgeStats:
         """
         if isinstance(lam, str):
             _checks.choose(lam, ["gcv", "kfold"], "lam")
-            score = self._held_out(num_features) if lam == "kfold" else None
-            return self.factor(num_features).search(score)
-        factor = self.factor(num_features)
+            score = self._held_out(num_features, intercept) if lam == "kfold" else None
+            return self.factor(num_features, intercept=intercept).search(score)
+        factor = self.factor(num_features, intercept=intercept)
         several = isinstance(lam, Iterable) and getattr(lam, "ndim", 1) > 0  # a tensor of no dimension is a number
         return [factor.solve(x) for x in lam] if several else factor.solve(lam)
 
@@ -399,8 +405,8 @@ class RidgeStats:
         double = k * torch.finfo(F64).eps
         return double if self.block_dtype == F64 else max(double, 4 * torch.finfo(torch.float32).eps)
 
-    def _sums(self, num_features: int | None, folds: slice = slice(None)) -> Tensor:
-        """A copy of the sums over folds, for the first features: (2 + k, 1 + k + t)."""
+    def _sums(self, num_features: int | None, folds: slice = slice(None), *, intercept: bool = True) -> Tensor:
+        """A copy of the sums over folds, for the first features: (2 + k, 1 + k + t), about 0 without intercept."""
         m = self.num_features
         k = m if num_features is None else _checks.positive_int(num_features, "num_features")
         if k > m:
@@ -413,42 +419,52 @@ class RidgeStats:
         sums = torch.cat([self.sums[folds, : 1 + k], self.sums[folds, -1:]], 1).sum(0)
         if not bool(sums.isfinite().all()):
             raise ValueError("the sums overflowed: scale phi and y down, or use block_dtype=torch.float64")
-        return torch.cat([sums[:, : 1 + k], sums[:, 1 + m :]], 1)
+        sums = torch.cat([sums[:, : 1 + k], sums[:, 1 + m :]], 1)
+        if not intercept:
+            _translate(sums, self._origin(k))
+        return sums
 
-    def _factor(self, sums: Tensor) -> RidgeFactor:
+    def _origin(self, k: int) -> Tensor:
+        """The shift of the first k features and of the targets: (k + t,)."""
+        return torch.cat([self.shift[:k], self.shift[self.num_features :]])
+
+    def _factor(self, sums: Tensor, intercept: bool) -> RidgeFactor:
         k, n, first = len(sums) - 2, float(sums[0, 0]), sums[0, 1:]
+        if not intercept:
+            first = torch.zeros_like(first)  # sums about 0, taken for centred ones
         centred = torch.addr(sums[1:-1, 1:], first[:k], first, alpha=-1 / n)  # (k, k + t)
         noise = _noise(sums)
         values, vectors, above = _spectrum(centred[:, :k], noise)
         keep = above & (values > self._tolerance(k) * values[-1])
         # Rows about their mean span one direction less; where almost all were removed, rounding stands above the rest.
         rows = int(sums[-1, 0])
-        keep[: max(k - (rows - 1), 0)] = False
+        keep[: max(k - (rows - intercept), 0)] = False
         if not bool(keep.any()) and float(centred.diagonal().max()) > 0:
             warnings.warn(
-                f"none of {k} features varies by more than its rounding, so that predictions are the mean of y; take "
+                f"none of {k} features varies by more than its rounding, so that no feature gets a weight; take "
                 "the mean of the features off before they are rounded, or compute them in float64",
                 stacklevel=4,
             )
         vectors, target = vectors[:, keep], vectors[:, keep].T @ centred[:, k:]
-        mean = first / n + torch.cat([self.shift[:k], self.shift[self.num_features :]])
+        mean = first / n + self._origin(k) if intercept else first
         power = sums[-1, 1 + k :] - first[k:].square() / n
         precise = noise[(centred.diagonal() > noise) & (noise > 0)]
         floor = float(precise.min()) if len(precise) else 0.0
-        return RidgeFactor(values[keep], vectors, target, mean, power, n, rows, _condition(values), floor)
+        return RidgeFactor(values[keep], vectors, target, mean, power, n, rows, _condition(values), floor, intercept)
 
-    def _held_out(self, num_features: int | None) -> Callable[[Tensor], Tensor]:
+    def _held_out(self, num_features: int | None, intercept: bool) -> Callable[[Tensor], Tensor]:
         """Squared error on the folds left out, mean over rows and targets, as a function of lams (L,) -> (L,)."""
         if not self.folds:
             raise ValueError("lam='kfold' needs folds: make the statistics with folds=K, or use lam='gcv'")
-        total, parts = self._sums(num_features), []
+        total, parts = self._sums(num_features, intercept=intercept), []
         k, n = len(total) - 2, float(total[0, 0])
         for f in range(self.folds):
-            held = self._sums(num_features, slice(f, f + 1))
+            held = self._sums(num_features, slice(f, f + 1), intercept=intercept)
             if held[-1, 0] == total[-1, 0] or held[0, 0] >= n:
                 raise ValueError(f"all rows are in fold {f}, or all weight: spread them over the {self.folds} folds")
-            factor = self._factor(total - held)
-            _translate(held, (held - total)[0, 1:] / factor.total_weight)  # about the means of the training rows
+            factor = self._factor(total - held, intercept)
+            if intercept:
+                _translate(held, (held - total)[0, 1:] / factor.total_weight)  # about the means of the training rows
             gram, cross, squares = held[1:-1, 1 : 1 + k], held[1:-1, 1 + k :], held[-1, 1 + k :]
             parts.append((factor, gram.triu() + gram.triu(1).T, cross, squares))
 

@@ -78,10 +78,9 @@ def fit_classifier_(
         _checks.choose(lam, ["auto", "gcv", "kfold"], "lam")
     layer = _classifier(model, classifier)
     data = _collect(model, layer, batches, FOLDS if lam in ("auto", "kfold") else 0)
-    if lam == "auto":  # GCV would count mirror images as rows
-        few = data.mirrored or data.count < 2 * layer.in_features
-        lam = "kfold" if few and data.count >= FOLDS else "gcv"
-    solution = data.stats.solve(lam)
+    if lam == "auto":
+        lam = "kfold" if FOLDS <= data.count < 2 * layer.in_features else "gcv"
+    solution = data.stats.solve(lam, intercept=layer.bias is not None)
     z, y = _left_out(data, solution), data.y
     spread = float((y - y.mean(0)).square().mean())
     facts: dict[str, Any] = {"error": float((y - data.shift - z).square().mean()) / spread if spread else 0.0}
@@ -103,8 +102,8 @@ def fit_classifier_(
 class _Data:
     """Sums over all rows, and some of them, evenly spread: features h (n, d) and targets y (n, k), float64.
 
-    A layer without bias needs a fit without intercept: each row is added with its mirror image, so that means are 0,
-    and targets of classes are taken relative to `shift`, which a softmax or the threshold of a sigmoid leaves out.
+    A layer without bias needs a fit without intercept. Targets of classes are then taken relative to `shift`, which
+    changes neither a softmax nor the threshold of a sigmoid.
     """
 
     task: str
@@ -112,20 +111,20 @@ class _Data:
     h: Tensor
     y: Tensor
     count: int
-    mirrored: bool
+    intercept: bool
     shift: float
 
 
 def _collect(model: Any, layer: Any, batches: Iterable[Mapping[str, Any]], folds: int) -> _Data:
     d, k, count, task, shift, every = layer.in_features, layer.out_features, 0, "", 0.0, 1
-    stats, mirrored = RidgeStats(d, k, folds=folds), layer.bias is None
+    stats, intercept = RidgeStats(d, k, folds=folds), layer.bias is not None
     kept: list[Tensor] = []
     for h, labels in _rows(model, layer, batches):
         task = task or _task(model.config, labels, k)
-        if mirrored:
+        if not intercept:
             shift = {TASKS[1]: 1 / k, TASKS[2]: 0.5}.get(task, 0.0)
         y = _targets(labels, task, k)
-        add_(stats, h, y - shift, count, mirrored=mirrored)
+        stats.update(h, y - shift)
         kept.append(torch.cat([h, y], 1)[-count % every :: every].clone())
         count += len(h)
         if sum(map(len, kept)) > 2 * KEPT_ROWS:  # files may be sorted by class: take every second, not the first
@@ -133,15 +132,7 @@ def _collect(model: Any, layer: Any, batches: Iterable[Mapping[str, Any]], folds
     if count < 2:
         raise ValueError(f"a closed form needs at least 2 labelled rows; the batches had {count}")
     rows, targets = torch.cat(kept).double().split([d, k], 1)
-    return _Data(task, stats, rows, targets, count, mirrored, shift)
-
-
-def add_(stats: RidgeStats, h: Tensor, y: Tensor, count: int, *, mirrored: bool) -> None:
-    """Add rows, `count` being those before, to folds in turn; a mirror image goes to the fold of its row."""
-    fold = (torch.arange(len(h)) + count) % max(stats.folds, 1)
-    stats.update(h, y, fold=fold)
-    if mirrored:
-        stats.update(-h, -y, fold=fold)
+    return _Data(task, stats, rows, targets, count, intercept, shift)
 
 
 def _classifier(model: Any, name: str | None) -> nn.Linear:
@@ -244,11 +235,10 @@ def _targets(labels: Tensor, task: str, k: int) -> Tensor:
 
 def _left_out(data: _Data, solution: RidgeSolution) -> Tensor:
     """What the regression without row i predicts for row i, (n, k), exact at this lam."""
-    factor, d = data.stats.factor(), data.h.shape[1]
+    factor, d = data.stats.factor(intercept=data.intercept), data.h.shape[1]
     along = (data.h - factor.mean[:d]) @ factor.vectors
     leverage = (along.square() / (factor.values + solution.lam)).sum(1)
-    # a row and its image leave together; with an intercept each row also moves the mean
-    leverage = 2 * leverage if data.mirrored else leverage + 1 / factor.total_weight
+    leverage = leverage + data.intercept / factor.total_weight  # with an intercept each row also moves the mean
     y = data.y - data.shift
     return y - (y - solution.predict(data.h)) / (1 - leverage).clamp_min(1e-6)[:, None]
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from snnk import _checks
-from snnk.hf.classify.heads import FOLDS, add_, inputs_of
+from snnk.hf.classify.heads import FOLDS, inputs_of
 from snnk.hf.classify.sites import Layer, Pooler, find_pooler
 from snnk.hf.replace import Features, zeros
 from snnk.maps import FEATURE_MAPS, URF, FeatureMap
@@ -216,11 +216,11 @@ def _defaults(feature_map: Any, d: int, normalize: str) -> dict[str, Any]:
 @torch.no_grad()
 def _fit(layer: SNNKLinear, inputs: Iterable[Tensor], target: Callable[[Tensor], Tensor]) -> None:
     """A by least squares, with lam by folds, without an intercept, which SNNK layers have not."""
-    stats, count = RidgeStats(layer.num_features, layer.out_features, folds=FOLDS), 0
+    stats = RidgeStats(layer.num_features, layer.out_features, folds=FOLDS)
     for x in inputs:
         x = x.flatten(0, -2)
-        add_(stats, layer.feature_map.phi(x).cpu(), target(x).float().cpu(), count, mirrored=True)
-        count += len(x)
+        stats.update(layer.feature_map.phi(x).cpu(), target(x).float().cpu())
+    count = int(stats.rows.sum())
     if count < FOLDS:
         raise ValueError(f"the batches had {count} rows to fit the pooler to; it takes at least {FOLDS}")
-    layer.weight.copy_(stats.solve("kfold").weight)
+    layer.weight.copy_(stats.solve("kfold", intercept=False).weight)

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from snnk.hf.compression.agreement import Read, probe, read
 from snnk.hf.replace import Replacement
+from snnk.ridge.atoms import relative_adam
 
-RATE, WARM_UP, BETAS = 0.02, 10, (0.9, 0.99)
+RATE, WARM_UP = 0.02, 10
 
 
 def recover_(
@@ -40,10 +41,9 @@ def recover_(
 def _train(model: Any, teacher: Any, parameters: list[Any], batches: list[Any], steps: int, seed: int) -> None:
     from accelerate import Accelerator
 
-    rates = [RATE * float(p.detach().square().mean().sqrt()) for p in parameters]
-    groups = [{"params": [p], "lr": r} for p, r in zip(parameters, rates, strict=True)]
     accelerator = Accelerator()
-    adam = accelerator.prepare(torch.optim.Adam(groups, betas=BETAS))
+    adam, schedule = relative_adam(parameters, rate=RATE, steps=steps, warm_up=WARM_UP)
+    adam = accelerator.prepare(adam)
     teacher.eval()
     generator = random.Random(seed)
     for step in range(steps):
@@ -52,8 +52,6 @@ def _train(model: Any, teacher: Any, parameters: list[Any], batches: list[Any], 
             wanted = read(teacher, batch)
         if not len(wanted):  # nothing but padding
             continue
-        for group, rate in zip(adam.param_groups, rates, strict=True):
-            group["lr"] = rate * min(1.0, (step + 1) / WARM_UP) * (1 - step / steps)
         with torch.enable_grad(), accelerator.autocast():
             loss = _distance(read(model, batch), wanted)
             if not bool(loss.isfinite()):
@@ -61,6 +59,7 @@ def _train(model: Any, teacher: Any, parameters: list[Any], batches: list[Any], 
                 raise ValueError(f"outputs are not finite, {told}")
             accelerator.backward(loss)
         adam.step()
+        schedule.step()
         adam.zero_grad()
 
 

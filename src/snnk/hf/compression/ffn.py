@@ -288,9 +288,7 @@ def _fit(ffn: FFN, block: BlockPlan, rows: Tokens, refine: int, seed: int, undo:
 
 def _solve(new: Replacement, stats: RidgeStats) -> None:
     bias = new.down.bias is not None
-    if not bias:  # all neurons of a block without biases: sums about 0 whose means are 0 have no intercept
-        stats.reshift_(torch.zeros_like(stats.shift)).sums[:, 0, 1:] = 0
-    solution = stats.solve("gcv")
+    solution = stats.solve("gcv", intercept=bias)
     new.fill_(solution.weight, solution.bias if bias else None)
 
 
