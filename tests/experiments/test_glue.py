@@ -19,8 +19,9 @@ from snnk.experiments.lab import data, tiny, tuning
 from snnk.experiments.lab.data import NOWHERE, Source
 from snnk.experiments.lab.page import write_page
 from snnk.experiments.lab.records import Results, Stored
-from snnk.finetune import GLUE, METHODS
+from snnk.finetune import METHODS
 from snnk.finetune.data import image_files
+from snnk.finetune.files import GLUE
 from snnk.hf.data import open_image
 
 NAMES = ("glue", "vision", "uptraining", "uptraining-images", "compression", "adapters")

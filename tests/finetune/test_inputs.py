@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 
-from snnk.finetune import METHODS, Data, FinetuneConfig, finetune
-from snnk.finetune.data import Labels, image_files
+from snnk.finetune import METHODS, FinetuneConfig, finetune
+from snnk.finetune.data import Data, Labels, image_files
 from snnk.finetune.inputs import Inputs, most_tokens, read
 from snnk.finetune.run import _bits, _key
 from snnk.finetune.trainer import _tell_no_checkpoint
@@ -28,8 +28,8 @@ def test_texts_are_cut_to_the_positions_of_the_model(tmp_path, kind):
     folder, offset = save(kind, tmp_path / "model"), 0 if kind is transformers.BertModel else 2
     tokenizer = make_tokenizer()
     tokenizer.model_max_length = 10**30  # as of a tokenizer that was saved without a limit
-    file = write(tmp_path / "long.tsv", ["w1 w2 " * 50, "w3 " * 70] * 10, ["a", "b"] * 10)
-    config = FinetuneConfig(folder, "", train=file, max_length=1000, validation_share=0.5)
+    file = write(tmp_path / "long.tsv", ["w1 w2 " * 50, "w3 " * 70] * 20, ["a", "b"] * 20)
+    config = FinetuneConfig(folder, "", train=file, max_length=1000)
     data = read(config, tokenizer, images=False).train
     assert set(data.lengths) == {64 - offset}
     with torch.no_grad():
@@ -47,7 +47,7 @@ def test_limit_train_draws_its_rows(root, tmp_path):
     texts, labels = make_rows()
     order = sorted(range(len(labels)), key=labels.__getitem__)
     file = write(tmp_path / "sorted.tsv", [texts[i] for i in order], [labels[i] for i in order])
-    config = make_config(root, tmp_path / "out", train=file, test=None, limit_train=40, validation_share=0.25)
+    config = make_config(root, tmp_path / "out", train=file, test=None, limit_train=40)
     inputs = read(config, make_tokenizer(), images=False)
     found = [*inputs.train.labels.tolist(), *inputs.validation.labels.tolist()]
     assert len(found) == 40 and 10 < sum(found) < 30
@@ -106,9 +106,9 @@ def test_other_data_are_refused_on_resume(root, tmp_path):
     for changed in (([other_text, *texts[1:]], labels), (texts, other_labels)):
         write(tmp_path / "train.tsv", *changed)
         with pytest.raises(ValueError, match="other options or data"):
-            finetune(replace(config, resume=True))
+            finetune(config, resume=True)
     write(tmp_path / "train.tsv", texts, labels)
-    assert finetune(replace(config, resume=True)).metrics["training"]["steps"] == 10
+    assert finetune(config, resume=True).metrics["training"]["steps"] == 10
 
 
 def test_the_key_of_a_run_has_its_rows_and_labels(tmp_path):

@@ -16,22 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from snnk.finetune import (
-    METHODS,
-    Data,
-    FinetuneConfig,
-    MeanPooled,
-    Method,
-    TrainingSettings,
-    encode_texts,
-    evaluate,
-    finetune,
-    load,
-    mean_pooling_,
-    train,
-)
-from snnk.finetune.methods import snnk_adapter
+from snnk.finetune import METHODS, FinetuneConfig, finetune, load
+from snnk.finetune.data import Data, encode_texts
+from snnk.finetune.methods import Method, snnk_adapter
+from snnk.finetune.pooling import MeanPooled, mean_pooling_
 from snnk.finetune.run import _some, _tell_padding
+from snnk.finetune.settings import TrainingSettings
+from snnk.finetune.trainer import evaluate, train
 from snnk.peft import AdaptedLinear
 
 from helpers.texts import make_images, make_tokenizer
@@ -163,7 +154,7 @@ def test_figures_are_of_the_model_that_is_saved(root, tmp_path):
     assert {"snnk", "torch", "transformers", "accelerate"} <= set(done.metrics["versions"])
     assert done.metrics["settings"]["weight_decay"] == 0.01 and done.metrics["settings"]["learning_rate"] == 1e-3
     with pytest.raises(FileExistsError, match="exists already and is complete"):
-        finetune(make_config(root, tmp_path / "out", resume=True))
+        finetune(make_config(root, tmp_path / "out"), resume=True)
 
 
 @pytest.mark.parametrize("options", [{"method": "lora", "pooling": "model"}, {"method": "lora", "bf16": True}])
@@ -251,9 +242,9 @@ def test_images(tmp_path, method):
     ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "vit")
     (tmp_path / "data").mkdir()
     for name in ("cat", "dog"):
-        make_images(tmp_path / "data" / name, 12)
+        make_images(tmp_path / "data" / name, 20)
     features = None if METHODS[method].features is None else 4
-    options = {"method": method, "batch_size": 8, "epochs": 1, "validation_share": 0.25, "features": features}
+    options = {"method": method, "batch_size": 8, "epochs": 1, "features": features}
     done = finetune(
         FinetuneConfig(str(tmp_path / "vit"), str(tmp_path / "out"), train=str(tmp_path / "data"), **options)
     )
@@ -443,8 +434,8 @@ def test_the_run_resumes_from_files(root, tmp_path):
     with pytest.raises(FileExistsError, match="go on with resume, or delete it"):
         finetune(config)
     with pytest.raises(ValueError, match="other options or data"):
-        finetune(replace(config, resume=True, learning_rate=0.5))
-    done = finetune(replace(config, resume=True))
+        finetune(replace(config, learning_rate=0.5), resume=True)
+    done = finetune(config, resume=True)
     assert same(weights(done.model), weights(whole.model)) and not (tmp_path / "out.checkpoint").exists()
     a, b = (r.metrics["training"]["epochs"] for r in (done, whole))
     assert a == b
@@ -619,7 +610,6 @@ def test_bad_input_to_train(data):
         ({"features": 3}, "has no features"),
         ({"method": "bundled"}, "own pooler"),
         ({"epochs": 0}, "epochs must be a positive integer"),
-        ({"validation_share": 1.0}, "between 0 and 1"),
         ({"text": "body"}, r"no column 'body' in .*; its columns are 'sentence', 'label'"),
         ({"text_pair": "other"}, r"no column 'other'"),
         ({"label": "score"}, r"no column 'score'"),
@@ -634,7 +624,7 @@ def test_bad_input_to_train(data):
         ({"train": "{root}/one.tsv"}, "all labels of .* are 'a'"),
         ({"train": "{root}/none.tsv"}, "no file"),
         ({"test": "{root}/one.tsv"}, "not in the training data: no, yes"),
-        ({"validation_share": 0.01}, "4 of each are needed"),
+        ({"limit_train": 20}, "4 of each are needed: give more data, or a validation file"),
         ({"model": "{root}/none"}, "none is no folder, and no name of a model on the hub"),
         ({"model": "{root}/t5"}, "cannot be loaded as a classifier"),
         (

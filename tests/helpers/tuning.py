@@ -2,9 +2,7 @@
 
 import torch
 
-from snnk.finetune import (
-    FinetuneConfig,
-)
+from snnk.finetune import FinetuneConfig
 
 from helpers.texts import WORDS, make_tokenizer
 

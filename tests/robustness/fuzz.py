@@ -342,7 +342,9 @@ def load_finetuned(folder: Path) -> Any:
 
 
 def training(folder: Path, resume: bool) -> Any:
-    from snnk.finetune import Data, TrainingSettings, train
+    from snnk.finetune.data import Data
+    from snnk.finetune.settings import TrainingSettings
+    from snnk.finetune.trainer import train
 
     model = make_bert("BertForSequenceClassification", num_labels=2)
     rows, labels = [[2, 3, 4], [2, 30, 31]] * 8, torch.tensor([0, 1] * 8)

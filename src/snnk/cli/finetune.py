@@ -34,7 +34,7 @@ def finetune_command(
             "class, or a hub name[:config]\\[@split]."
         ),
     ] = None,
-    validation: Annotated[str | None, typer.Option(help="As --train; without it a part of train is cut off.")] = None,
+    validation: Annotated[str | None, typer.Option(help="As --train; without it a tenth of train is held out.")] = None,
     test: Annotated[str | None, typer.Option(help="As --train; measured once, at the end.")] = None,
     text: Annotated[str | None, typer.Option(help="Column of the texts; else the first with strings.")] = None,
     text_pair: Annotated[str | None, typer.Option(help="Column of second texts.")] = None,
@@ -64,8 +64,6 @@ def finetune_command(
     schedule: Annotated[str | None, typer.Option(help="Of the rate: constant or linear (to 0).")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Instead of epochs; 0: the closed form only.")] = None,
     max_length: Annotated[int, typer.Option(help="Tokens of one text or pair, at most what the model takes.")] = 128,
-    patience: Annotated[int | None, typer.Option(help="Epochs without improvement before it stops.")] = None,
-    validation_share: Annotated[float, typer.Option(help="Part of train that is cut off.")] = 0.1,
     limit_train: Annotated[int | None, typer.Option(help="Take so many rows of train only.")] = None,
     bf16: Annotated[bool, typer.Option("--bf16", help="Compute in bfloat16.")] = False,
     seed: Annotated[int, typer.Option(help="Of everything random.", min=0, max=2**31)] = 0,
@@ -73,7 +71,7 @@ def finetune_command(
 ) -> None:
     """Fine-tune a text or image classifier by adapters, poolers or the usual ways; also under torchrun."""
     options = dict(locals())
-    del options["classification"]
+    del options["classification"], options["resume"]
     if regression and classification:
         raise ValueError("--regression and --classification exclude each other; give one")
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
@@ -106,7 +104,7 @@ def finetune_command(
             bar.update(row, description="training", completed=step, total=total, told=told)
 
         try:
-            found = finetune(config, say=say, progress=show)
+            found = finetune(config, resume=resume, say=say, progress=show)
         except KeyboardInterrupt:
             if Path(f"{out}.checkpoint").exists():
                 say(f"stopped; the same command with --resume goes on from {out}.checkpoint")

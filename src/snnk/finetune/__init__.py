@@ -1,36 +1,25 @@
-"""Fine-tuning with labels: the paper's methods, ours and the usual ones, on one loop (sections 4.2 and 4.3).
+"""Fine-tuning with labels: the paper's methods, ours and the usual ones, in one training loop (sections 4.2 and 4.3).
 
-`finetune` goes from files to a folder; `train` takes a ready model and tokenised rows.
+`finetune` goes from files to a folder, which `load` reads. METHODS lists the ways to fine-tune; it and `FinetuneConfig`
+load no torch, so that a command can show and check its options at once.
 """
 
-from snnk.finetune.config import FinetuneConfig
-from snnk.finetune.data import Data, encode_images, encode_texts
-from snnk.finetune.files import GLUE
-from snnk.finetune.methods import METHODS, Method, Setup
-from snnk.finetune.pooling import MeanPooled, mean_pooling_
-from snnk.finetune.run import FinetuneResult, finetune, load
-from snnk.finetune.scores import METRICS, score
-from snnk.finetune.settings import TrainingSettings
-from snnk.finetune.trainer import Trained, evaluate, train
+from __future__ import annotations
 
-__all__ = [
-    "GLUE",
-    "METHODS",
-    "METRICS",
-    "Data",
-    "FinetuneConfig",
-    "FinetuneResult",
-    "MeanPooled",
-    "Method",
-    "Setup",
-    "Trained",
-    "TrainingSettings",
-    "encode_images",
-    "encode_texts",
-    "evaluate",
-    "finetune",
-    "load",
-    "mean_pooling_",
-    "score",
-    "train",
-]
+from typing import TYPE_CHECKING, Any
+
+from snnk.finetune.config import FinetuneConfig
+from snnk.finetune.methods import METHODS
+
+if TYPE_CHECKING:
+    from snnk.finetune.run import finetune, load
+
+__all__ = ["METHODS", "FinetuneConfig", "finetune", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("finetune", "load"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from snnk.finetune import run
+
+    return getattr(run, name)

@@ -90,7 +90,7 @@ class Data:
         if len(held) < FEWEST or len(self) - len(held) < FEWEST:
             raise ValueError(
                 f"{share:g} of {len(self)} rows for validation leaves {len(self) - len(held)} and {len(held)} rows; "
-                f"{FEWEST} of each are needed: give more data or another validation share"
+                f"{FEWEST} of each are needed: give more data, or a validation file"
             )
         out = set(held)
         return self.take([i for i in range(len(self)) if i not in out]), self.take(sorted(held))

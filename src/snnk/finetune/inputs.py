@@ -16,6 +16,7 @@ from snnk.finetune.files import column_of, glue_files, read_columns, text_column
 from snnk.finetune.scores import CLASSIFICATION, REGRESSION
 
 PARTS = ("train", "validation", "test")
+HELD_OUT = 0.1  # fraction of train for validation, unless there is a file for it
 # their positions are counted from the padding token's number on
 OFFSET = {"camembert", "data2vec-text", "esm", "ibert", "lilt", "longformer", "luke", "mpnet", "roberta"}
 OFFSET |= {"roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}
@@ -104,7 +105,7 @@ def read(config: FinetuneConfig, processor: Any, images: bool) -> Inputs:
     data = encode(_limited(first, config))
     held, test = (None if rows is None else encode(rows) for rows in tables[1:])
     if held is None:
-        data, held = data.split(config.validation_share, config.seed)
+        data, held = data.split(HELD_OUT, config.seed)
     metrics: tuple[str, ...] = REGRESSION if names.names is None else CLASSIFICATION
     if config.task is not None:
         metrics = task.metrics

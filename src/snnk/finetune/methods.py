@@ -1,44 +1,59 @@
-"""Ways to fine-tune, one row each: what is changed in the model, what is trained, and with which hyperparameters.
+"""Ways to fine-tune, one row of METHODS each: what changes in the model, what is trained, with which hyperparameters.
 
-Those of snnk-relu, snnk-cos, houlsby, snnk-pooler, bundled and uptrain are the paper's (appendix "Hyperparameters")
-where it gives any; uptraining's rate of 5e-5 is ours. Of other papers are: for lora its rank, alpha and rate for
-RoBERTa-base (Hu et al. 2022); for ia3 its rate (Liu et al. 2022); for full its rate, batch, epochs and weight decay
-(Devlin et al. 2019). All else, bitfit's included, is the defaults of `TrainingSettings`.
+To add a method, write its steps as functions of the model and a `Setup`, add a row to METHODS and a number of trained
+parameters to tests/finetune/test_methods.py. Importing this module loads no torch: steps import what they need.
+
+The hyperparameters of snnk-relu, snnk-cos, houlsby, snnk-pooler, bundled and uptrain are the paper's (appendix
+"Hyperparameters") where it gives any; the rate of uptrain, 5e-5, is ours. Rank, alpha and rate of lora are those of
+Hu et al. (2022) for RoBERTa-base, the rate of ia3 is that of Liu et al. (2022), and rate, batch size, epochs and weight
+decay of full are those of Devlin et al. (2019). Everything else has the defaults of `TrainingSettings`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
-from transformers import AutoModel
+if TYPE_CHECKING:
+    from peft import IA3Config, LoraConfig
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
 
-from snnk import hf
-from snnk.finetune.pooling import MeanPooler
-from snnk.hf.architectures import kind_of
-from snnk.peft.directions import fit_directions_
+    from snnk.hf.classify.poolers import HeadReport
+    from snnk.peft import SNNKConfig
 
-# query and value (and key) projections of attention, where PEFT has no row for the architecture
+# query, key and value projections of attention, by the names that architectures use
 ATTENTION = (("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("q_lin", "k_lin", "v_lin"), ("q", "k", "v"))
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What the steps of a method know beside the model."""
+    """What the steps of a method are given in addition to the model.
+
+    Args:
+        features: number of features, adapter size or rank.
+        seed: of everything random.
+        images: whether the data are images, and not texts.
+        source: folder or hub name of the model.
+        batches: called with a number of rows or nothing, gives batches of labelled training rows, to be read once.
+        layers: the blocks that `uptrain` replaces; None means the upper half.
+        report: takes a report of the numbers that a head of the paper stores.
+        drawn: names of modules inside the base model that its files do not have and that were drawn at random.
+    """
 
     features: int
     seed: int
     images: bool
-    source: str  # of the model
-    batches: Callable[..., Iterable[dict[str, Tensor]]]  # labelled training rows, so many if given, to go over once
-    layers: str | None = None  # of `uptrain`
-    report: Callable[[hf.HeadReport], None] = lambda found: None  # gets what a head of the paper stores
-    drawn: tuple[str, ...] = ()  # modules inside the base model that its files do not have
+    source: str
+    batches: Callable[..., Iterable[dict[str, Tensor]]]
+    layers: str | None = None
+    report: Callable[[HeadReport], None] = lambda found: None
+    drawn: tuple[str, ...] = ()
 
 
 def nothing(model: Any, setup: Setup) -> Any:
+    """The step that changes nothing."""
     return model
 
 
@@ -47,21 +62,21 @@ class Method:
     """One way to fine-tune.
 
     Args:
-        summary: one line for people.
+        summary: one line for help texts and model cards.
         edit: changes the model before the classifier gets its start.
         wrap: chooses what is trained, after that; returns the model to train.
         finish: changes the trained model before it is saved.
-        features: default of --features: features, adapter size or rank; None where there is none.
-        settings: defaults of `TrainingSettings`.
-        images, large: what is different for images and for large data sets.
-        own_pooler: it replaces the pooler of the model, so that there must be one.
-        closed_form: the classifier is all that is trained, so that its closed form takes more rows.
+        features: default number of features, adapter size or rank; None if the method has none.
+        settings: what differs from the defaults of `TrainingSettings`.
+        images, large: what differs further for images and for large data sets.
+        own_pooler: whether the method replaces the model's pooler, which must then be in use.
+        closed_form: whether the classifier is all that is trained, so that its closed form uses more rows.
     """
 
     summary: str
-    edit: Callable[[Any, Setup], Any] = nothing
-    wrap: Callable[[Any, Setup], Any] = nothing
-    finish: Callable[[Any, Setup], Any] = nothing
+    edit: Callable[[PreTrainedModel, Setup], PreTrainedModel] = nothing
+    wrap: Callable[[PreTrainedModel, Setup], nn.Module] = nothing
+    finish: Callable[[Any, Setup], PreTrainedModel] = nothing
     features: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     images: dict[str, Any] = field(default_factory=dict)
@@ -70,8 +85,8 @@ class Method:
     closed_form: bool = False
 
 
-def heads(model: Any) -> list[str]:
-    """Names of the modules behind the base model: those that are new for a task, and always trained."""
+def heads(model: PreTrainedModel) -> list[str]:
+    """Names of the modules behind the base model; they are new for a task and always trained."""
     found = [
         name
         for name, child in model.named_children()
@@ -82,49 +97,53 @@ def heads(model: Any) -> list[str]:
     return found
 
 
-def train_only(model: Any, wanted: Callable[[str, nn.Parameter], bool]) -> Any:
-    """Let gradients reach the heads and the parameters that are wanted, no others."""
+def train_only(model: PreTrainedModel, chosen: Callable[[str], bool]) -> PreTrainedModel:
+    """Let gradients reach the heads and the parameters whose names are chosen, no others."""
     names = tuple(f"{name}." for name in heads(model))
     for name, p in model.named_parameters():
-        p.requires_grad_(name.startswith(names) or wanted(name, p))
+        p.requires_grad_(name.startswith(names) or chosen(name))
     return model
 
 
-def linear_probe(model: Any, setup: Setup) -> Any:
-    return train_only(model, lambda name, p: False)
+def linear_probe(model: PreTrainedModel, setup: Setup) -> PreTrainedModel:
+    return train_only(model, lambda name: False)
 
 
-def bitfit(model: Any, setup: Setup) -> Any:
-    return train_only(model, lambda name, p: name.rpartition(".")[2] == "bias")
+def bitfit(model: PreTrainedModel, setup: Setup) -> PreTrainedModel:
+    return train_only(model, lambda name: name.rpartition(".")[2] == "bias")
 
 
-def full(model: Any, setup: Setup) -> Any:
-    return train_only(model, lambda name, p: True)
+def full(model: PreTrainedModel, setup: Setup) -> PreTrainedModel:
+    return train_only(model, lambda name: True)
 
 
-def _peft(model: Any, config: Any, setup: Setup) -> Any:
+def _peft(model: PreTrainedModel, config: LoraConfig | IA3Config | SNNKConfig, setup: Setup) -> nn.Module:
     from peft import get_peft_model
 
+    from snnk.finetune.pooling import MeanPooler
+
     drawn = [name for name, _ in model.named_modules() if name in setup.drawn]
-    config.modules_to_save = [*heads(model), *drawn]  # a reader of the adapter would draw them anew
-    # the empty weight in the place of the pooler: without the mean, transformers and PEFT then refuse the adapter
-    stands = [name for name, m in model.named_modules() if isinstance(m, MeanPooler)]
-    config.modules_to_save += [f"{name}.dense" for name in stands]
+    saved = [*heads(model), *drawn]  # a reader of the adapter would draw them anew
+    # the empty weight in the place of the pooler, so that transformers and PEFT refuse the adapter without the mean
+    saved += [f"{name}.dense" for name, module in model.named_modules() if isinstance(module, MeanPooler)]
+    config.modules_to_save = saved
     config.task_type = None if setup.images else "SEQ_CLS"
     found = get_peft_model(model, config)
     for name in drawn:
         model.get_submodule(name).requires_grad_(False)
-    config.modules_to_save = list(dict.fromkeys(config.modules_to_save))  # PEFT adds its own names to them
+    config.modules_to_save = list(dict.fromkeys(config.modules_to_save))  # PEFT adds its own names
     return found
 
 
-def targets(model: Any, known: dict[str, Any], key: bool) -> Any:
+def targets(model: PreTrainedModel, known: Mapping[str, Any], key: bool) -> Any:
     """PEFT's own choice of modules, or query (or key) and value by the names that architectures use."""
+    from torch import nn
+
     names = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     own = known.get(model.config.model_type)
     if own is not None and (isinstance(own, str) or all(name.rpartition(".")[2] in names for name in own)):
         return own
-    # transformers 5 renamed modules, of ViT for one, that PEFT knows by their old names
+    # transformers 5 renamed modules, for example of ViT, and PEFT lists their old names
     for q, k, v in ATTENTION:
         if {q, k, v} <= names:
             return [k if key else q, v]
@@ -134,38 +153,41 @@ def targets(model: Any, known: dict[str, Any], key: bool) -> Any:
     )
 
 
-def lora(model: Any, setup: Setup) -> Any:
+def lora(model: PreTrainedModel, setup: Setup) -> nn.Module:
     from peft import LoraConfig
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
 
-    fan = model.config.model_type == "gpt2"  # its weights are (in, out), which `targets` does not look for
+    fan = model.config.model_type == "gpt2"  # its weights are (in, out), and its layers no nn.Linear
     chosen = None if fan else targets(model, KNOWN, key=False)
     return _peft(
         model, LoraConfig(r=setup.features, lora_alpha=setup.features, target_modules=chosen, fan_in_fan_out=fan), setup
     )
 
 
-def ia3(model: Any, setup: Setup) -> Any:
+def ia3(model: PreTrainedModel, setup: Setup) -> nn.Module:
     from peft import IA3Config
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING as KNOWN
 
+    from snnk.hf import find_ffns
+
     if model.config.model_type in KNOWN:
         return _peft(model, IA3Config(), setup)
-    down = sorted({".".join([ffn.name, ffn.row.down]) for ffn in hf.find_ffns(model)})
+    down = sorted({".".join([ffn.name, ffn.row.down]) for ffn in find_ffns(model)})
     full_names = [name for name, _ in model.named_modules() if name.endswith(tuple(down))]
     attention = targets(model, {}, key=True)
     return _peft(model, IA3Config(target_modules=[*attention, *full_names], feedforward_modules=full_names), setup)
 
 
-def snnk_adapter(*, fit: bool = False, **options: Any) -> Callable[[Any, Setup], Any]:
-    """Adapters of `snnk.peft`; `fit` points their projections along directions of the training data."""
+def snnk_adapter(*, fit: bool = False, **options: Any) -> Callable[[PreTrainedModel, Setup], nn.Module]:
+    """The step that adds adapters of `snnk.peft`; `fit` computes their directions from the training data."""
 
-    def wrap(model: Any, setup: Setup) -> Any:
-        from snnk.peft import SNNKConfig
+    def wrap(model: PreTrainedModel, setup: Setup) -> nn.Module:
+        from snnk.hf.architectures import ARCHITECTURES, kind_of
+        from snnk.peft import SNNKConfig, fit_directions_
 
         kind = kind_of(model.config)
-        if kind not in hf.ARCHITECTURES:
-            known = ", ".join(hf.ARCHITECTURES)
+        if kind not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
             raise ValueError(f"adapters have places in {known}; got a {kind!r} model: use lora, bitfit or full there")
         found = _peft(model, SNNKConfig(num_features=setup.features, seed=setup.seed, **options), setup)
         return fit_directions_(found, setup.batches()) if fit else found
@@ -173,16 +195,20 @@ def snnk_adapter(*, fit: bool = False, **options: Any) -> Callable[[Any, Setup],
     return wrap
 
 
-def _own_pooler(model: Any, setup: Setup) -> dict[str, Any]:
-    """What a new pooler starts from: the files may have one even where the classifier reads the token itself."""
-    if hf.find_pooler(model).site.form != "insert":
+def _own_pooler(model: PreTrainedModel, setup: Setup) -> dict[str, Any]:
+    """Where a new pooler starts: the files may have a pooler even if the classifier reads the token itself."""
+    from snnk.hf.classify.sites import find_pooler
+
+    if find_pooler(model).site.form != "insert":
         return {"init": "pretrained"}
     dense = stored_pooler(setup.source)
     return {"init": "random"} if dense is None else {"init": "pretrained", "pooler": dense}
 
 
-def stored_pooler(source: str) -> Any:
+def stored_pooler(source: str) -> nn.Linear | None:
     """The linear layer of the pooler in a model's files, of a folder or of the hub; None if they have none."""
+    from transformers import AutoModel
+
     base, info = AutoModel.from_pretrained(
         source, use_safetensors=True, output_loading_info=True, trust_remote_code=False
     )
@@ -190,34 +216,46 @@ def stored_pooler(source: str) -> Any:
     return None if missing else getattr(getattr(base, "pooler", None), "dense", None)
 
 
-def snnk_pooler(model: Any, setup: Setup) -> Any:
-    hf.replace_pooler_(model, setup.features, "cos", seed=setup.seed, **_own_pooler(model, setup))
+def snnk_pooler(model: PreTrainedModel, setup: Setup) -> PreTrainedModel:
+    from snnk.hf import replace_pooler_
+
+    replace_pooler_(model, setup.features, "cos", seed=setup.seed, **_own_pooler(model, setup))
     return model
 
 
-def bundled(model: Any, setup: Setup) -> Any:
-    setup.report(hf.bundled_head_(model, setup.features, "cos", seed=setup.seed, **_own_pooler(model, setup)))
+def bundled(model: PreTrainedModel, setup: Setup) -> PreTrainedModel:
+    from snnk.hf import bundled_head_
+
+    setup.report(bundled_head_(model, setup.features, "cos", seed=setup.seed, **_own_pooler(model, setup)))
     return model
 
 
-def pooler_and_classifier(model: Any, setup: Setup) -> Any:
-    hf.freeze_but_head_(model)
+def pooler_and_classifier(model: PreTrainedModel, setup: Setup) -> PreTrainedModel:
+    from snnk.hf.classify.poolers import freeze_but_head_
+
+    freeze_but_head_(model)
     return model
 
 
-def uptrain(model: Any, setup: Setup) -> Any:
-    layers = setup.layers or f"top-{(len(hf.find_ffns(model)) + 1) // 2}"
-    hf.replace_ffn_(model, layers, num_features=setup.features, seed=setup.seed)
+def uptrain(model: PreTrainedModel, setup: Setup) -> PreTrainedModel:
+    from snnk.hf import find_ffns, replace_ffn_
+
+    layers = setup.layers or f"top-{(len(find_ffns(model)) + 1) // 2}"
+    replace_ffn_(model, layers, num_features=setup.features, seed=setup.seed)
     return model
 
 
-def merge_pooler(model: Any, setup: Setup) -> Any:
-    setup.report(hf.merge_pooler_(model))
+def merge_pooler(model: PreTrainedModel, setup: Setup) -> PreTrainedModel:
+    from snnk.hf import merge_pooler_
+
+    setup.report(merge_pooler_(model))
     return model
 
 
-def bundle_blocks(model: Any, setup: Setup) -> Any:
-    hf.bundle_(model)
+def bundle_blocks(model: PreTrainedModel, setup: Setup) -> PreTrainedModel:
+    from snnk.hf import bundle_
+
+    bundle_(model)
     return model
 
 
@@ -225,14 +263,14 @@ CLIP = {"clip": 1.0}
 METHODS: dict[str, Method] = {
     "snnk": Method(
         "SNNK adapters along principal directions of the model's own activations",
-        # without a gate A starts at zero, and a 17th feature costs what the gate did
+        # without a gate A starts at zero; a 17th feature has as many parameters as the gate
         wrap=snnk_adapter(fit=True, feature_map="gelu", directions="pca", gate=False),
         features=17,
         settings={"learning_rate": 3e-3},
         images=CLIP,
     ),
     "snnk-tuned": Method(
-        "the same with directions that are trained too: bottleneck adapters that start from the data",
+        "SNNK adapters whose directions are trained too: bottleneck adapters that start from the data",
         wrap=snnk_adapter(fit=True, feature_map="gelu", directions="pca", gate=False, train_directions=True),
         features=8,
         settings={"learning_rate": 3e-3},
@@ -246,8 +284,8 @@ METHODS: dict[str, Method] = {
     ),
     "snnk-cos": Method(
         "the paper's adapters with random cosine features, on orthogonal rows and inputs of unit length",
-        # the paper does not say; at the norms of a transformer's activations features overflow on Gaussian rows, and on
-        # any rows they are large and as good as random
+        # The paper gives neither. At the norms of a transformer's activations, features overflow on Gaussian rows; on
+        # any rows they are large and carry no information unless inputs are normalised.
         wrap=snnk_adapter(feature_map="cos", normalize="unit"),
         features=16,
         images=CLIP,

@@ -16,8 +16,6 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 
 from snnk.hf.replace import Pass
 
-POOLING = ("model", "mean")
-
 
 class MeanPooler(nn.Module):
     """Stands for BERT's pooler: the hook puts the mean in the place of what it returns."""

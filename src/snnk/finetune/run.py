@@ -28,11 +28,11 @@ from transformers import (
 from snnk import _io, hf
 from snnk._environment import environment
 from snnk.finetune.card import model_card
-from snnk.finetune.config import FinetuneConfig
+from snnk.finetune.config import POOLING, FinetuneConfig
 from snnk.finetune.data import Data, Labels
 from snnk.finetune.inputs import OFFSET, Inputs, is_images, read
 from snnk.finetune.methods import METHODS, Method, Setup, nothing
-from snnk.finetune.pooling import POOLING, MeanPooled
+from snnk.finetune.pooling import MeanPooled
 from snnk.finetune.trainer import Progress, Trained, evaluate, peak_memory, train
 from snnk.hf.data import check_length, pad_id
 from snnk.hf.folders import find_folder, find_transformer, refuse_unsafe
@@ -75,6 +75,7 @@ def _quiet() -> Iterator[None]:
 def finetune(
     config: FinetuneConfig,
     *,
+    resume: bool = False,
     method: Method | None = None,
     say: Callable[[str], None] = lambda text: None,
     progress: Progress = lambda step, total, loss, scores: None,
@@ -82,26 +83,28 @@ def finetune(
     """Fine-tune a model of a folder or of the hub, and write the result into a new folder.
 
     Args:
-        config: everything.
+        config: the model, the data and the options.
+        resume: continue from the checkpoint of a run that was stopped.
         method: used instead of METHODS[config.method], which still gives the settings: a variant of it.
-        say: gets lines for people.
+        say: called with lines of text on what happens.
         progress: see `train`.
     """
     out = Path(config.out)
     checkpoint = out.with_name(f"{out.name}.checkpoint")
-    check_out(out, checkpoint, config.resume)
+    check_out(out, checkpoint, resume)
     with ExitStack() as held:
         if os.environ.get("RANK", "0") == "0":  # of a torchrun cluster, only one writes
             held.enter_context(_io.locked_output(out))
             _io.remove_leftovers(checkpoint)
-            check_out(out, checkpoint, config.resume)  # a run that held the lock may have made it
-        return _finetune(config, out, checkpoint, method, say, progress)
+            check_out(out, checkpoint, resume)  # a run that held the lock may have made it
+        return _finetune(config, out, checkpoint, resume, method, say, progress)
 
 
 def _finetune(
     config: FinetuneConfig,
     out: Path,
     checkpoint: Path,
+    resume: bool,
     method: Method | None,
     say: Callable[[str], None],
     progress: Progress,
@@ -156,7 +159,7 @@ def _finetune(
         settings,
         metrics=inputs.metrics,
         checkpoint=checkpoint,
-        resume=config.resume,
+        resume=resume,
         key=_key(config, method, inputs, loaded),
         progress=progress,
     )
@@ -192,7 +195,7 @@ def _finetune(
         "classifier_start": start,
         "training": _training(found),
         "settings": asdict(settings),
-        "config": {k: v for k, v in asdict(config).items() if k not in ("model", "out", "resume", "data_dir")},
+        "config": {k: v for k, v in asdict(config).items() if k not in ("model", "out", "data_dir")},
         "seed": config.seed,
         "versions": environment(),
     }
@@ -434,7 +437,7 @@ def _bits(model: Any) -> list[int]:
 
 def _key(config: FinetuneConfig, method: Method, inputs: Inputs, loaded: list[int]) -> str:
     """Hash of all that decides the weights: options, the model's own weights, labels and rows (tokens or images)."""
-    told = {**asdict(replace(config, resume=False, out="")), "summary": method.summary, "loaded": loaded}
+    told = {**asdict(replace(config, out="")), "summary": method.summary, "loaded": loaded}
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
     for data in (inputs.train, inputs.validation):
         digest.update(data.labels.numpy().tobytes())

@@ -1,17 +1,14 @@
-"""How to train: rates, schedules and when to stop."""
+"""TrainingSettings: learning rates, schedules, and when training stops."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 from snnk import _checks
 
+OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam"}  # names in torch.optim
 SCHEDULES = ("constant", "linear")
-OPTIMIZERS: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
 
 
 @dataclass(frozen=True)
@@ -19,15 +16,22 @@ class TrainingSettings:
     """How to train; the defaults are the paper's for adapters.
 
     Args:
-        learning_rate, batch_size, epochs: the batch is that of all processes together.
+        learning_rate: the rate after warmup.
+        batch_size: rows per step, over all processes together.
+        epochs: passes over the data.
         optimizer: "adamw" or "adam".
         weight_decay: of the optimizer.
-        schedule: "constant" or "linear" (to 0), after a share `warmup` of all steps.
-        clip: norm to which gradients are cut, or None.
-        max_steps: steps in all, instead of epochs; 0 leaves the model as it starts.
-        patience: epochs without a better validation score after which to stop, or None for never.
+        schedule: "constant", or "linear" to 0, after `warmup`.
+        warmup: fraction of all steps during which the rate rises linearly.
+        clip: largest norm of the gradients, or None.
+        max_steps: number of steps, instead of epochs; with 0 the model stays at its start.
+        patience: epochs without a better validation score before training stops; None means that it never does.
         bf16: compute in bfloat16, by autocast.
         seed: of the order of rows and of dropout.
+
+    Example:
+        >>> TrainingSettings(learning_rate=1.0, schedule="linear", warmup=0.5).rate(step=3, total=4)
+        0.5
     """
 
     learning_rate: float = 1e-3
@@ -62,7 +66,7 @@ class TrainingSettings:
             _checks.positive(self.clip, "clip")
 
     def rate(self, step: int, total: int) -> float:
-        """Learning rate of step 0, 1, ..."""
+        """The learning rate of step 0, 1, ..., of `total`."""
         warm = math.ceil(self.warmup * total)
         if step < warm:
             return self.learning_rate * (step + 1) / warm

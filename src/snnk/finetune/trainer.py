@@ -144,7 +144,8 @@ class _Run:
         self.metrics, self.checkpoint, self.key = metrics, checkpoint, key
         trained = [p for p in model.parameters() if p.requires_grad]
         options = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
-        self.model, self.optimizer = accelerator.prepare(model, OPTIMIZERS[settings.optimizer](trained, **options))
+        make = getattr(torch.optim, OPTIMIZERS[settings.optimizer])
+        self.model, self.optimizer = accelerator.prepare(model, make(trained, **options))
         named = accelerator.unwrap_model(self.model)
         self.trained = {name: p for name, p in named.named_parameters() if p.requires_grad}
         running = {name: b for name, b in named.named_buffers() if name.endswith(RUNNING)}
