@@ -10,8 +10,8 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from snnk import hf
 from snnk.cli import demo as _cli_demo
 from snnk.cli import main
-from snnk.hf.compression import pipeline
 from snnk.hf.data import load_calibration
+from snnk.hf.models import token_limit
 
 from helpers.compression import TINY, check_page
 from helpers.texts import make_images, make_texts, make_tokenizer
@@ -190,7 +190,7 @@ def test_a_folder_without_its_tokenizer(run, texts, tmp_path):
     transformers.BertModel(transformers.BertConfig(**{**TINY, "vocab_size": 500})).save_pretrained(tmp_path / "bert")
     assert refused(compress(tmp_path / "bert"), "has 5 tokens and the model 500")
     transformers.LlamaModel(transformers.LlamaConfig(**TINY)).save_pretrained(tmp_path / "llama")
-    assert refused(compress(tmp_path / "llama"), "has no tokenizer to load")
+    assert refused(compress(tmp_path / "llama"), "has no tokenizer that can be loaded")
     transformers.BertModel(transformers.BertConfig(**TINY)).save_pretrained(tmp_path / "tiny")
     assert refused(compress(tmp_path / "tiny"), "100% of the tokens")
 
@@ -385,8 +385,8 @@ def test_hub_name(run, bert, texts, tmp_path, monkeypatch):
 
 
 def test_positions():
-    assert pipeline.positions(transformers.BertModel(transformers.BertConfig(**TINY))) == 64
-    assert pipeline.positions(transformers.RobertaModel(transformers.RobertaConfig(**TINY))) == 62
+    assert token_limit(transformers.BertConfig(**TINY)) == 64
+    assert token_limit(transformers.RobertaConfig(**TINY)) == 62
 
 
 def test_demo(run, bert, tmp_path, monkeypatch):

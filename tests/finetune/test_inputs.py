@@ -8,9 +8,10 @@ import transformers
 
 from snnk.finetune import METHODS, FinetuneConfig, finetune
 from snnk.finetune.data import Data, Labels, image_files
-from snnk.finetune.inputs import Inputs, most_tokens, read
+from snnk.finetune.inputs import Inputs, read
 from snnk.finetune.run import _bits, _key
 from snnk.finetune.trainer import _tell_no_checkpoint
+from snnk.hf.models import token_limit
 
 from helpers.texts import make_images, make_tokenizer
 from helpers.tuning import Stop, make_config, make_rows, save, write
@@ -38,8 +39,8 @@ def test_texts_are_cut_to_the_positions_of_the_model(tmp_path, kind):
 
 
 def test_models_without_positions_have_no_limit():
-    assert most_tokens(transformers.T5Config()) is None and most_tokens(transformers.GPT2Config()) == 1024
-    assert most_tokens(transformers.RobertaConfig(max_position_embeddings=514, pad_token_id=1)) == 512
+    assert token_limit(transformers.T5Config()) is None and token_limit(transformers.GPT2Config()) == 1024
+    assert token_limit(transformers.RobertaConfig(max_position_embeddings=514, pad_token_id=1)) == 512
 
 
 def test_limit_train_draws_its_rows(root, tmp_path):

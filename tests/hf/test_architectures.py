@@ -12,7 +12,6 @@ from snnk.hf.architectures import choose_layers, parse_layers
 
 from helpers.architectures import (
     CONFIGS,
-    GPT2,
     IMAGE,
     IMAGES,
     KINDS,
@@ -25,8 +24,6 @@ from helpers.architectures import (
     output,
     replaced,
 )
-
-GPT2 |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
 def observed(model, row):

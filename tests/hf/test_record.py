@@ -7,7 +7,7 @@ import torch
 from transformers.models.bert.modeling_bert import BertLayer
 
 from snnk.hf import find_ffns
-from snnk.hf.record import Walk
+from snnk.hf.record import ActivationCache
 
 from helpers.architectures import ROWS, inputs, make, replaced
 
@@ -17,9 +17,9 @@ def layers(row):
 
 
 def walked(model, batches, indices, between=lambda i: None):
-    walk, seen = Walk(model, batches), []
+    cache, seen = ActivationCache(model, batches), []
     for i in indices:
-        seen.append(walk.to(find_ffns(model)[i]))
+        seen.append(cache.advance(find_ffns(model)[i]))
         between(i)
     return seen
 
@@ -34,7 +34,7 @@ def test_as_from_the_bottom(row):
 
     found = walked(model, batches, (0, 1, 3), change(model))
     for i, (xs, residuals) in zip((0, 1, 3), found, strict=True):
-        again = Walk(other, batches).to(find_ffns(other)[i])
+        again = ActivationCache(other, batches).advance(find_ffns(other)[i])
         for one, two in zip([*xs, *residuals], [*again[0], *again[1]], strict=True):
             torch.testing.assert_close(one, two)
         change(other)(i)
@@ -65,16 +65,16 @@ def test_a_forward_of_its_own_stays_and_a_failure_leaves_no_hook():
         return own(*args, **kwargs)
 
     first.forward = forward
-    walk = Walk(model, [inputs("bert")])
-    walk.to(find_ffns(model)[1])
+    cache = ActivationCache(model, [inputs("bert")])
+    cache.advance(find_ffns(model)[1])
     assert first.forward is forward
     handle = last.slot("up").register_forward_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        walk.to(last)
+        cache.advance(last)
     handle.remove()
     assert first.forward is forward
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    one, two = walk.to(last), Walk(model, [inputs("bert")]).to(last)  # it can be asked again
+    one, two = cache.advance(last), ActivationCache(model, [inputs("bert")]).advance(last)  # it can be asked again
     torch.testing.assert_close(one[0][0], two[0][0])
 
 
@@ -85,7 +85,7 @@ def test_layers_that_are_called_by_keyword():
     found = walked(model, [batch], (0, 2, 3))
     usual = _deep("bert")
     for i, (xs, _) in zip((0, 2, 3), found, strict=True):
-        torch.testing.assert_close(xs[0], Walk(usual, [batch]).to(find_ffns(usual)[i])[0][0])
+        torch.testing.assert_close(xs[0], ActivationCache(usual, [batch]).advance(find_ffns(usual)[i])[0][0])
 
 
 class ByKeyword(BertLayer):
@@ -98,15 +98,15 @@ class ByKeyword(BertLayer):
 
 def test_nothing_is_kept_for_gradients_and_padding_is_left_out():
     model, batch = _deep("bert"), inputs("bert")
-    walk = Walk(model, [batch])
-    xs, residuals = walk.to(find_ffns(model)[1])
-    assert not walk.kept[0].requires_grad and not xs[0].requires_grad
+    cache = ActivationCache(model, [batch])
+    xs, residuals = cache.advance(find_ffns(model)[1])
+    assert not cache.kept[0].requires_grad and not xs[0].requires_grad
     assert len(xs[0]) == len(residuals[0]) == int(batch["attention_mask"].sum()) < batch["input_ids"].numel()
 
 
 def test_no_way_down():
     model = _deep("bert")
-    walk = Walk(model, [inputs("bert")])
-    walk.to(find_ffns(model)[2])
+    cache = ActivationCache(model, [inputs("bert")])
+    cache.advance(find_ffns(model)[2])
     with pytest.raises(ValueError, match=r"encoder.layer.1 is below layer 2"):
-        walk.to(find_ffns(model)[1])
+        cache.advance(find_ffns(model)[1])

@@ -8,18 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
 from snnk.finetune.config import FinetuneConfig
 from snnk.finetune.data import Data, Labels, encode_images, encode_texts, image_files
 from snnk.finetune.files import column_of, glue_files, read_columns, text_column
 from snnk.finetune.scores import CLASSIFICATION, REGRESSION
+from snnk.hf.models import read_config, token_limit
 
 PARTS = ("train", "validation", "test")
 HELD_OUT = 0.1  # fraction of train for validation, unless there is a file for it
-# their positions are counted from the padding token's number on
-OFFSET = {"camembert", "data2vec-text", "esm", "ibert", "lilt", "longformer", "luke", "mpnet", "roberta"}
-OFFSET |= {"roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}
 
 
 @dataclass(frozen=True)
@@ -36,28 +32,6 @@ class Inputs:
 
 def is_images(config: FinetuneConfig) -> bool:
     return config.train is not None and Path(config.train).is_dir()
-
-
-def most_tokens(model_config: Any) -> int | None:
-    """Tokens that a model has positions for; None where it does not say.
-
-    Example:
-        >>> from transformers import RobertaConfig
-        >>> most_tokens(RobertaConfig(max_position_embeddings=514, pad_token_id=1))
-        512
-    """
-    count = getattr(model_config, "max_position_embeddings", None)
-    if not isinstance(count, int) or count <= 0:  # XLNet's is -1
-        return None
-    padding = getattr(model_config, "pad_token_id", None)
-    return count - (1 if padding is None else padding) - 1 if model_config.model_type in OFFSET else count
-
-
-def _most_tokens_of(source: str) -> int | None:
-    try:
-        return most_tokens(AutoConfig.from_pretrained(source, trust_remote_code=False))
-    except (OSError, ValueError):  # told when the model is loaded, with what it was wanted for
-        return None
 
 
 def read(config: FinetuneConfig, processor: Any, images: bool) -> Inputs:
@@ -94,7 +68,7 @@ def read(config: FinetuneConfig, processor: Any, images: bool) -> Inputs:
     names = Labels.of(first[2], first[3], config.regression)
     length = min(config.max_length, getattr(processor, "model_max_length", config.max_length))
     if not images:
-        length = min(length, _most_tokens_of(config.model) or length)
+        length = min(length, token_limit(read_config(config.model)) or length)
 
     def encode(rows: tuple[Any, Any, list[Any], str]) -> Data:
         labels = names.encode(rows[2], rows[3])

@@ -209,11 +209,11 @@ def stored_pooler(source: str) -> nn.Linear | None:
     """The linear layer of the pooler in a model's files, of a folder or of the hub; None if they have none."""
     from transformers import AutoModel
 
-    base, info = AutoModel.from_pretrained(
-        source, use_safetensors=True, output_loading_info=True, trust_remote_code=False
-    )
-    missing = any(key.startswith("pooler.") for key in info["missing_keys"])
-    return None if missing else getattr(getattr(base, "pooler", None), "dense", None)
+    from snnk.hf.models import load_model
+
+    loaded = load_model(source, AutoModel, new_head=True)
+    missing = any(key.startswith("pooler.") for key in loaded.missing)
+    return None if missing else getattr(getattr(loaded.model, "pooler", None), "dense", None)
 
 
 def snnk_pooler(model: PreTrainedModel, setup: Setup) -> PreTrainedModel:

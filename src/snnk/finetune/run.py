@@ -11,32 +11,26 @@ import importlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from transformers import (
-    AutoImageProcessor,
-    AutoModelForImageClassification,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
+from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 
 from snnk import _io, hf
 from snnk._environment import environment
 from snnk.finetune.card import model_card
 from snnk.finetune.config import POOLING, FinetuneConfig
 from snnk.finetune.data import Data, Labels
-from snnk.finetune.inputs import OFFSET, Inputs, is_images, read
+from snnk.finetune.inputs import Inputs, is_images, read
 from snnk.finetune.methods import METHODS, Method, Setup, nothing
 from snnk.finetune.pooling import MeanPooled
 from snnk.finetune.trainer import Progress, Trained, evaluate, peak_memory, train
-from snnk.hf.data import check_length, pad_id
-from snnk.hf.folders import find_folder, find_transformer, refuse_unsafe
-from snnk.hf.models import check_folder, in_head, refuse_keys, refuse_nan, some
+from snnk.hf.data import pad_id
+from snnk.hf.folders import find_folder, find_transformer, refuse_unsafe, some
+from snnk.hf.models import POSITIONS_FROM_PADDING, Loaded, load_model, load_processor, quiet, refuse_nan
 
 FORMAT = "snnk.Finetune/1"
 LARGE = 50_000  # rows from which the paper's settings for large data sets hold
@@ -56,22 +50,7 @@ class FinetuneResult:
     main: bool = True
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' own lines and bars: what matters is said here, in one line."""
-    told = transformers.utils.logging
-    level, bars = told.get_verbosity(), told.is_progress_bar_enabled()
-    told.set_verbosity_error()
-    told.disable_progress_bar()
-    try:
-        yield
-    finally:
-        told.set_verbosity(level)
-        if bars:
-            told.enable_progress_bar()
-
-
-@_quiet()
+@quiet()
 def finetune(
     config: FinetuneConfig,
     *,
@@ -111,7 +90,7 @@ def _finetune(
 ) -> FinetuneResult:
     find_transformer(find_folder(config.model))  # refuses code, links out of the folder, and an adapter
     images = is_images(config)
-    processor = _processor(config.model, images)
+    processor = load_processor(config.model, images)
     inputs = read(config, processor, images)
     say(
         f"{len(inputs.train):,} rows to train on, {len(inputs.validation):,} for validation"
@@ -222,26 +201,13 @@ def load(folder: str | Path) -> tuple[Any, Any]:
             find_folder(source)
         except ValueError as error:
             raise ValueError(f"the base model of {folder / 'adapter_config.json'}: {error}") from error
-    if Path(source).is_dir():
-        check_folder(Path(source))
-    processor = _processor(str(folder), images)
-    try:
-        model, info = kind.from_pretrained(
-            source,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            dtype=torch.float32,
-            **_label_options(facts["labels"]),
-            **_reset(adapter),
-        )
-    except Exception as error:  # the files may be damaged and the loader is not ours: anything may be wrong
-        raise ValueError(f"{source} cannot be loaded: {error}") from error
-    refuse_keys(model, info["missing_keys"], info["unexpected_keys"], source, None, new_head=adapter)
+    processor = load_processor(folder, images)
+    loaded = load_model(source, kind, new_head=adapter, dtype=torch.float32, **_label_options(facts["labels"]))
+    model = loaded.model
     if not images:
         _tell_padding(model, processor)  # an adapter's base model has its own configuration
     if adapter:
-        model = _with_adapter(model, info, folder, source)
+        model = _with_adapter(loaded, folder, source)
     refuse_nan(model, folder)
     return model.eval(), processor
 
@@ -277,7 +243,7 @@ def _base_of(folder: Path) -> str:
     return source
 
 
-def _with_adapter(model: Any, info: dict[str, Any], folder: Path, source: str) -> Any:
+def _with_adapter(loaded: Loaded, folder: Path, source: str) -> Any:
     """The model with its adapter; every tensor that the base model lacks must be in the adapter's file."""
     from peft import PeftModel, get_peft_model_state_dict
 
@@ -287,11 +253,9 @@ def _with_adapter(model: Any, info: dict[str, Any], folder: Path, source: str) -
     found = read_header(folder)
     if found is None:
         raise ValueError(f"there is no file {file}; copy the folder again")
-    other = {key for key, *_ in info["mismatched_keys"] if model.state_dict()[key].numel()}  # not that of the mean
-    wrong = sorted(key for key in other if not in_head(model, key))
-    if wrong:
-        raise ValueError(f"{source} does not fit its own configuration: {some(wrong)} have other shapes")
-    drawn = {f"base_model.model.{key}" for key in {*info["missing_keys"], *other}}
+    model = loaded.model
+    other = {key for key in loaded.mismatched if model.state_dict()[key].numel()}  # not that of the mean
+    drawn = {f"base_model.model.{key}" for key in {*loaded.missing, *other}}
     _lacks(drawn, found, file, source)  # PEFT ends with a bare name otherwise
     try:
         model = PeftModel.from_pretrained(model, folder)
@@ -325,16 +289,6 @@ def check_out(out: Path, checkpoint: Path, resume: bool) -> None:
     _io.check_out(out)
 
 
-def _processor(source: str, images: bool) -> Any:
-    try:
-        processor = (AutoImageProcessor if images else AutoTokenizer).from_pretrained(source, trust_remote_code=False)
-    except Exception as error:  # the files are the user's and the loader is not ours: anything may be wrong
-        what = "image processor" if images else "tokenizer"
-        raise ValueError(f"{source} has no {what} that can be loaded: {error}") from error
-    check_length(processor, source)
-    return processor
-
-
 def _kind(images: bool, mean: bool) -> Any:
     if images and mean:
         raise ValueError("pooling 'mean' is for texts; for images use 'model'")
@@ -351,31 +305,13 @@ def _label_options(names: Sequence[str] | None) -> dict[str, Any]:
     }
 
 
-def _reset(base: bool) -> dict[str, Any]:
-    """A base model may have a classifier for other classes, and a pooler where there is to be none: both are new."""
-    return {"ignore_mismatched_sizes": True} if base else {}
-
-
 def _load(
     config: FinetuneConfig, labels: Labels, images: bool, say: Callable[[str], None]
 ) -> tuple[Any, tuple[str, ...]]:
     """The model, and the modules inside its base model that its files do not have, drawn at random."""
     kind = _kind(images, config.pooling == "mean")
-    if Path(config.model).is_dir():
-        check_folder(Path(config.model))
-    try:
-        model, info = kind.from_pretrained(
-            config.model,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            dtype=torch.float32,
-            **_label_options(labels.names),
-            **_reset(True),
-        )
-    except Exception as error:  # the files are the user's and the loader is not ours: anything may be wrong
-        what = "images" if images else "texts"
-        raise ValueError(f"{config.model} cannot be loaded as a classifier of {what}: {error}") from error
+    loaded = load_model(config.model, kind, new_head=True, dtype=torch.float32, **_label_options(labels.names))
+    model = loaded.model
     if Path(config.model).is_dir():
         model.name_or_path = str(Path(config.model).resolve())  # an adapter is loaded from anywhere
     if model.config.model_type == "xlnet":
@@ -383,13 +319,8 @@ def _load(
             f"{config.model} is an XLNet, which classifies by the last position of a row, padding or not: "
             "use a model of another type"
         )
-    other = [key for key, *_ in info["mismatched_keys"]]
-    wrong = [key for key in other if not _may_differ(model, key)]
-    if wrong:
-        raise ValueError(f"{config.model} does not fit its own configuration: {', '.join(wrong)} have other shapes")
-    refuse_keys(model, info["missing_keys"], info["unexpected_keys"], config.model, None, new_head=True)
-    refuse_nan(model, config.model)
-    inside = sorted(k for k in {*info["missing_keys"], *other} if k.startswith(f"{model.base_model_prefix}."))
+    drawn_keys = loaded.missing | loaded.mismatched
+    inside = sorted(key for key in drawn_keys if key.startswith(f"{model.base_model_prefix}."))
     if inside and config.pooling == "model":
         say(f"note: the files have no {', '.join(inside)}; these are random. --pooling mean does without a pooler")
     drawn = dict.fromkeys(key.rpartition(".")[0] for key in inside if config.pooling == "model")
@@ -399,12 +330,8 @@ def _load(
 def _tell_padding(model: Any, processor: Any) -> None:
     """Tell a model how its batches are filled: a decoder reads the last token that is not padding."""
     config = model.config.get_text_config()
-    if config.model_type not in OFFSET:  # these count their positions from it, as they were pretrained
+    if config.model_type not in POSITIONS_FROM_PADDING:  # these count their positions from it, as they were pretrained
         config.pad_token_id = pad_id(processor)
-
-
-def _may_differ(model: Any, key: str) -> bool:
-    return not key.startswith(f"{model.base_model_prefix}.") or ".pooler." in key
 
 
 def _some(data: Data, seed: int, rows: int) -> Iterator[dict[str, Any]]:

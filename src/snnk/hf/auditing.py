@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from snnk import _checks, _io
 from snnk._text import printable
@@ -30,12 +29,11 @@ from snnk.hf.cost import (
     counting_mode,
     in_turns,
     outside_state_dict,
-    positions,
     stored,
     tied_names,
 )
-from snnk.hf.folders import find_folder, find_transformer
-from snnk.hf.models import check_folder, refuse_keys, refuse_sizes
+from snnk.hf.folders import check_folder, find_folder, find_transformer
+from snnk.hf.models import class_of, load_model, read_config, refuse_sizes, token_limit
 from snnk.hf.quantizer import SNNKQuantizer
 from snnk.hf.replace import METHOD, SNNKQuantizationConfig
 
@@ -178,31 +176,20 @@ def _open(source: Any, like: Any = None, weights: bool = False) -> tuple[PreTrai
         raise TypeError(f"expected a folder or a transformers PreTrainedModel; got {type(source).__name__}")
     folder = find_folder(str(source))
     folder /= find_transformer(folder)
-    files = check_folder(folder)
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        architecture = str((config.architectures or ["none"])[0])
-    except Exception as error:  # the file is the user's and the loader is not ours: anything may be wrong
-        raise ValueError(f"{folder} has no config.json that can be read: {error}") from error
-    kind: Any = getattr(transformers, architecture, None)
-    if like is not None and like.config.model_type == config.model_type:
-        kind = type(like)  # the same head on both
-    if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
-        raise ValueError(f"config.json in {folder} names the architecture {architecture!r}, which transformers has not")
-    try:
-        if weights:
-            loaded: Any = kind.from_pretrained(
-                folder, use_safetensors=True, output_loading_info=True, trust_remote_code=False
-            )
-        else:
-            with torch.device("meta"):
-                model = kind(config)
-    except Exception as error:
-        raise ValueError(f"{folder} cannot be loaded as a {kind.__name__}: {error}") from error
+    files, config = check_folder(folder), read_config(folder)
+    saved = class_of(config)
+    # the same head on both
+    kind = type(like) if like is not None and like.config.model_type == config.model_type else saved
+    if kind is None:
+        name = next(iter(config.architectures or []), "none")
+        raise ValueError(f"config.json in {folder} names the architecture {name!r}, which transformers has not")
     if weights:
-        model, info = loaded
-        refuse_keys(model, info["missing_keys"], info["unexpected_keys"], folder, architecture)
-        return model, files
+        return load_model(folder, kind, new_head=kind is not saved).model, files
+    try:
+        with torch.device("meta"):
+            model = kind(config)
+    except Exception as error:  # the file is the user's: anything may be wrong
+        raise ValueError(f"{folder} cannot be loaded as {kind.__name__}: {error}") from error
     refuse_sizes(model, files)
     quantization = getattr(config, "quantization_config", None)
     if isinstance(quantization, dict) and quantization.get("quant_method") == METHOD:
@@ -268,7 +255,7 @@ def _inputs(model: PreTrainedModel, tokens: tuple[int, int]) -> dict[str, Tensor
         size = config.image_size
         height, width = (size, size) if isinstance(size, int) else size
         return {"pixel_values": torch.zeros(batch, config.num_channels, height, width, dtype=model.dtype)}
-    ids = torch.arange(batch * min(length, positions(model))).reshape(batch, -1) % config.vocab_size
+    ids = torch.arange(batch * min(length, token_limit(config) or length)).reshape(batch, -1) % config.vocab_size
     return {"input_ids": ids, **({"decoder_input_ids": ids} if config.is_encoder_decoder else {})}
 
 

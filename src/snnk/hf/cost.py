@@ -93,22 +93,6 @@ def turns(
     return times
 
 
-def positions(model: Any) -> int:
-    """The longest text, in tokens, that the model has positions for.
-
-    Example:
-        >>> from transformers import RobertaConfig, RobertaModel
-        >>> sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=64)
-        >>> positions(RobertaModel(RobertaConfig(vocab_size=9, **sizes)))
-        62
-    """
-    limit = getattr(model.config, "max_position_embeddings", None) or 2**31
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            limit = min(limit, module.num_embeddings - module.padding_idx - 1)  # RoBERTa counts from there
-    return int(limit)
-
-
 @contextmanager
 def counting_mode(model: nn.Module) -> Iterator[None]:
     """No gradients, no dropout, no cache of keys and values; afterwards all is as it was."""

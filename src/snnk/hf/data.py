@@ -156,13 +156,6 @@ def _parts(items: list[T], batch_size: int) -> Iterator[list[T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def check_length(processor: Any, source: Any) -> None:
-    """Refuse a tokenizer whose longest text is no number; transformers keeps what tokenizer_config.json says."""
-    most = getattr(processor, "model_max_length", 1)
-    if isinstance(most, bool) or not isinstance(most, int | float) or not most >= 1:
-        raise ValueError(f"{source}: tokenizer_config.json has the model_max_length {most!r}; a number is expected")
-
-
 def pad_id(processor: Any) -> int:
     """The token that batches are filled up with: the tokenizer's for padding, else for the end of a text, else 0."""
     return next((int(i) for i in (processor.pad_token_id, processor.eos_token_id) if i is not None), 0)

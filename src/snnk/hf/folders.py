@@ -11,10 +11,14 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from snnk import _io
+
+MOST = 5  # names that an error lists
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # names of the number of layers in a config.json
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".onnx", ".gguf", ".index.json")
 EXPORTS = ("onnx", "openvino", "coreml", ".git", ".cache")  # folders with the original's weights in other formats
 CODE = (".py", ".pyc", ".sh", ".so", ".dll", ".dylib", ".pkl", ".pickle", ".joblib")  # what could run is not copied
@@ -164,6 +168,51 @@ def find_transformer(folder: Path) -> PurePosixPath:
     if not (folder / inner / "config.json").is_file():
         raise ValueError(f"{folder / inner} is no folder with a model: there is no config.json in it")
     return inner
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model's folder, in it whatever the index says; a ValueError if one is not there."""
+    index = folder / "model.safetensors.index.json"
+    names: Any = ["model.safetensors"]
+    if index.is_file():
+        found = _io.read_json(index, "the index of a model's files")
+        found = found.get("weight_map") if isinstance(found, dict) else None
+        names = list(found.values()) if isinstance(found, dict) else []
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{index} is not the index of a model's files: it has no weight_map of their names")
+    files = [folder / Path(name).name for name in sorted(set(names))]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ValueError(f"{folder} has no {some(missing)}; models are read from safetensors only")
+    return files
+
+
+def check_folder(folder: Path) -> list[Path]:
+    """The files of a model, read as far as their headers: refused if they are damaged or too small for config.json.
+
+    A config.json with 10^6 layers would keep transformers busy for an hour before it looks at the files.
+    """
+    config = _io.read_json(folder / "config.json", "the configuration of a model")
+    if not isinstance(config, dict):
+        raise ValueError(f"{folder / 'config.json'} is not the configuration of a model: it is no object")
+    files, tensors = weight_files(folder), 0
+    for file in files:
+        with _io.open_tensors(file) as opened:
+            tensors += len(opened.keys())
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]  # a model of texts and images
+    for name, count in ((name, part[name]) for part in parts for name in LAYERS if part.get(name) is not None):
+        if not isinstance(count, int) or count > tensors:
+            raise ValueError(
+                f"{folder / 'config.json'} has {name} {str(count)[:50]}, and {some(file.name for file in files)} "
+                f"{tensors:,} tensors: config.json was changed; copy or save it again"
+            )
+    return files
+
+
+def some(names: Iterable[str]) -> str:
+    """The first few names."""
+    found = list(names)
+    return ", ".join(found[:MOST]) + (f" and {len(found) - MOST} more" if len(found) > MOST else "")
 
 
 def pooling_of(folder: Path) -> str:

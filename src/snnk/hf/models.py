@@ -1,30 +1,157 @@
-"""What the files of a model must hold: every tensor, but for the head that a class adds to them.
+"""Models from files, strictly, and what every use of one needs: eval mode, device, token limit, batches.
 
 transformers draws a tensor that the files lack at random and ignores one that they have too many; both are a line in a
 log. Here they are errors, with two exceptions. A class other than the one that was saved may bring a head of its own,
 and with it a pooler, which some classes leave out. And files may have whole parts that a class does without, such as
-the head for masked words in those of a BERT.
+the head for masked words in the files of a BERT.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
-from snnk import _io
 from snnk.hf.architectures import FFN
+from snnk.hf.folders import check_folder, some
 
-MOST = 5  # keys that an error names
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # numbers of layers in a config.json
+Batch = Mapping[str, Tensor]  # keyword arguments of a model: input_ids, attention_mask, pixel_values, labels, ...
+# models of these types count positions from the padding token's number on
+POSITIONS_FROM_PADDING = {
+    *("camembert", "data2vec-text", "esm", "ibert", "lilt", "longformer", "luke", "mpnet", "roberta"),
+    *("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+}
+SMALL = 0.1  # a tokenizer with less than this part of a model's vocabulary is not the model's
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in eval mode, and the names of tensors in which its files and its class differ."""
+
+    model: Any  # a PreTrainedModel; callers use the members of its class
+    missing: frozenset[str]  # not in the files, drawn at random
+    mismatched: frozenset[str]  # of another shape in the files, drawn at random
+    unexpected: frozenset[str]  # in the files only
+
+
+def load_model(
+    source: str | Path, kind: Any = None, *, new_head: bool = False, zero_pooler: bool = False, **options: Any
+) -> Loaded:
+    """Load a model from safetensors, in eval mode; a ValueError names every tensor that has no counterpart.
+
+    Args:
+        source: folder of the model, or its name on the hub.
+        kind: class with `from_pretrained`; default: the class that config.json names, else AutoModel.
+        new_head: the model gets another head, and pooler, than the files have: these tensors may be missing, or have
+            other shapes, and are drawn at random.
+        zero_pooler: a base model without a head may lack its pooler, which is then zeros. sentence-transformers
+            averages or picks tokens itself and never reads it.
+        **options: of `from_pretrained`, such as dtype, device_map and num_labels.
+    """
+    if Path(source).is_dir():
+        check_folder(Path(source))
+    kind = kind or class_of(read_config(source)) or AutoModel
+    if new_head:
+        options["ignore_mismatched_sizes"] = True
+    try:
+        model, info = kind.from_pretrained(
+            source, use_safetensors=True, output_loading_info=True, trust_remote_code=False, **options
+        )
+    except Exception as error:  # the files are the user's and the loader is not ours: anything may be wrong
+        raise ValueError(f"{source} cannot be loaded as {kind.__name__}: {error}") from error
+    missing, unexpected = frozenset(info["missing_keys"]), frozenset(info["unexpected_keys"])
+    mismatched = frozenset(key for key, *_ in info["mismatched_keys"])
+    wrong = sorted(key for key in mismatched if not in_head(model, key))
+    if wrong:
+        raise ValueError(f"{source} does not fit its own configuration: {some(wrong)} have other shapes")
+    unread = {key for key in missing if zero_pooler and model.base_model is model and in_head(model, key)}
+    refuse_keys(model, missing - unread, unexpected, source, None, new_head=new_head)
+    refuse_nan(model, source)
+    for key in unread:
+        model.get_parameter(key).data.zero_()
+    return Loaded(model.eval(), missing, mismatched, unexpected)
+
+
+def read_config(source: str | Path) -> PretrainedConfig:
+    """The configuration of a model; a ValueError if there is none that transformers can read."""
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # the file is the user's: anything may be wrong
+        raise ValueError(f"{source} has no config.json that can be read: {error}") from error
+
+
+def class_of(config: PretrainedConfig) -> type[PreTrainedModel] | None:
+    """The class of transformers that a model was saved from; None if its configuration names no such class."""
+    name = next(iter(config.architectures or []), None)
+    found = getattr(transformers, name, None) if isinstance(name, str) else None
+    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
+
+
+def load_processor(source: str | Path, images: bool, *, vocab_size: int = 0) -> Any:
+    """The tokenizer of a model, or its image processor.
+
+    Args:
+        source: folder of the model, or its name on the hub.
+        images: whether the model reads images.
+        vocab_size: of the model; a tokenizer with less than a tenth of it is refused, as transformers makes an empty
+            one where files are missing.
+    """
+    what = "image processor" if images else "tokenizer"
+    try:
+        processor = (AutoImageProcessor if images else AutoTokenizer).from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # the tokenizers library raises plain ones
+        raise ValueError(f"{source} has no {what} that can be loaded: {error}") from error
+    most = getattr(processor, "model_max_length", 1)  # as tokenizer_config.json has it, whatever its type
+    if isinstance(most, bool) or not isinstance(most, int | float) or not most >= 1:
+        raise ValueError(f"{source}: tokenizer_config.json has the model_max_length {most!r}; a number is expected")
+    if not images and len(processor) < SMALL * vocab_size:
+        raise ValueError(
+            f"the tokenizer in {source} has {len(processor):,} tokens and the model {vocab_size:,}; "
+            "copy the tokenizer's files (tokenizer.json, tokenizer_config.json) into the folder"
+        )
+    return processor
+
+
+def token_limit(config: PretrainedConfig) -> int | None:
+    """The length of the longest text, in tokens, that a model has positions for; None if there is no limit.
+
+    Example:
+        >>> from transformers import RobertaConfig
+        >>> token_limit(RobertaConfig(max_position_embeddings=514, pad_token_id=1))
+        512
+    """
+    count = getattr(config, "max_position_embeddings", None)
+    if not isinstance(count, int) or count <= 0:  # XLNet's is -1
+        return None
+    padding = getattr(config, "pad_token_id", None)
+    return count - (1 if padding is None else padding) - 1 if config.model_type in POSITIONS_FROM_PADDING else count
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the log and the progress bars of transformers."""
+    log = transformers.utils.logging
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
 
 
 def refuse_keys(
-    model: Any,
+    model: PreTrainedModel,
     missing: Iterable[str],
     unexpected: Iterable[str],
     source: Any,
@@ -56,13 +183,13 @@ def refuse_keys(
         )
 
 
-def in_head(model: Any, key: str) -> bool:
+def in_head(model: PreTrainedModel, key: str) -> bool:
     """Whether a tensor belongs to a head, or to a pooler, which not every class has."""
     base, path = _place(model, key)
     return base is not model.base_model or path.startswith("pooler")
 
 
-def _place(model: Any, key: str) -> tuple[nn.Module, str]:
+def _place(model: PreTrainedModel, key: str) -> tuple[nn.Module, str]:
     """The base model or the whole one, and the name in it; files of the base model alone have no prefix."""
     base, prefix = model.base_model, f"{model.base_model_prefix}."
     if base is not model and not key.startswith(prefix) and key.partition(".")[0] in model._modules:
@@ -70,7 +197,7 @@ def _place(model: Any, key: str) -> tuple[nn.Module, str]:
     return base, key.removeprefix(prefix)
 
 
-def _left_out(model: Any, key: str) -> bool:
+def _left_out(model: PreTrainedModel, key: str) -> bool:
     """Whether a tensor is of a whole part that the class does without, of the base model or of a head.
 
     It is not if it is a further layer of a list, or beside parameters of a module that the class has.
@@ -109,53 +236,8 @@ def refuse_sizes(model: nn.Module, files: Iterable[str | os.PathLike[str]]) -> N
             )
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model's folder, in it whatever the index says; a ValueError if one is not there."""
-    index = folder / "model.safetensors.index.json"
-    names: Any = ["model.safetensors"]
-    if index.is_file():
-        found = _io.read_json(index, "the index of a model's files")
-        found = found.get("weight_map") if isinstance(found, dict) else None
-        names = list(found.values()) if isinstance(found, dict) else []
-        if not names or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{index} is not the index of a model's files: it has no weight_map of their names")
-    files = [folder / Path(name).name for name in sorted(set(names))]
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise ValueError(f"{folder} has no {some(missing)}; models are read from safetensors only")
-    return files
-
-
-def check_folder(folder: Path) -> list[Path]:
-    """The files of a model, read as far as their headers: refused if they are damaged or too small for config.json.
-
-    A config.json with 10^6 layers would keep transformers busy for an hour before it looks at the files.
-    """
-    config = _io.read_json(folder / "config.json", "the configuration of a model")
-    if not isinstance(config, dict):
-        raise ValueError(f"{folder / 'config.json'} is not the configuration of a model: it is no object")
-    files, tensors = weight_files(folder), 0
-    for file in files:
-        with _io.open_tensors(file) as opened:
-            tensors += len(opened.keys())
-    parts = [config, *(part for part in config.values() if isinstance(part, dict))]  # a model of texts and images
-    for name, count in ((name, part[name]) for part in parts for name in LAYERS if part.get(name) is not None):
-        if not isinstance(count, int) or count > tensors:
-            raise ValueError(
-                f"{folder / 'config.json'} has {name} {str(count)[:50]}, and {some(file.name for file in files)} "
-                f"{tensors:,} tensors: config.json was changed; copy or save it again"
-            )
-    return files
-
-
-def some(names: Iterable[str]) -> str:
-    """The first few names."""
-    found = list(names)
-    return ", ".join(found[:MOST]) + (f" and {len(found) - MOST} more" if len(found) > MOST else "")
-
-
-def each(batches: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
-    """The batches, each a dict with tensors, or an error that says what came instead."""
+def check_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches, each a dict with tensors; an error names what came instead."""
     if isinstance(batches, Mapping | Tensor | str) or not isinstance(batches, Iterable):
         raise TypeError(f"batches must be a list of dicts of the model's inputs; got {type(batches).__name__}")
     for batch in batches:
@@ -177,7 +259,8 @@ def in_memory(ffns: list[FFN]) -> list[FFN]:
     return ffns
 
 
-def place(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
+def place(batch: Batch, model: nn.Module) -> dict[str, Any]:
+    """The batch on the device of the model's first parameter."""
     device = next(model.parameters()).device
     return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
 

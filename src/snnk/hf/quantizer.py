@@ -25,7 +25,8 @@ from transformers.quantizers.base import HfQuantizer
 from snnk import _io
 from snnk.hf.architectures import find_ffns
 from snnk.hf.classify.sites import Pooler, rebuild_pooler_
-from snnk.hf.models import check_folder, refuse_keys, refuse_nan, refuse_sizes, some
+from snnk.hf.folders import check_folder, some
+from snnk.hf.models import refuse_keys, refuse_nan, refuse_sizes
 from snnk.hf.replace import METHOD, SNNKQuantizationConfig, note_, rebuild_
 
 

@@ -1,7 +1,8 @@
-"""Batches on their way up through a model whose blocks are replaced one by one.
+"""What modules read and return while a model runs: one recorder for every fit, and one cache of activations.
 
-A pass to a block starts at the layer where the last pass ended, from inputs that were kept there, instead of at the
-bottom. The layers below hand on what they are given, and what comes of it is not read.
+`recording` calls back for each call of some modules, and `observe` for each feed-forward block. `ActivationCache` takes
+batches up through a model whose blocks are replaced one by one: a pass to a block starts at the layer where the last
+pass ended, from inputs that were kept there, instead of at the bottom.
 """
 
 from __future__ import annotations
@@ -10,37 +11,118 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from snnk.hf.architectures import FFN, find_ffns
-from snnk.hf.models import place
+from snnk.hf.models import Batch, place
+
+HELD_OUT = 10  # one batch in so many is held out
+T = TypeVar("T")
+
+
+@contextmanager
+def recording(modules: Mapping[str, nn.Module], callback: Callable[[str, Any, Any], Any]) -> Iterator[None]:
+    """Call back with (name, first input, output) whenever one of the modules is called inside the `with`.
+
+    A value that the callback returns, unless None, replaces the output.
+
+    Example:
+        >>> layer = nn.Linear(2, 3)
+        >>> with recording({"layer": layer}, lambda name, x, y: print(name, *x.shape, *y.shape)):
+        ...     _ = layer(torch.ones(5, 2))
+        layer 5 2 5 3
+    """
+    with ExitStack() as stack:
+        for name, module in modules.items():
+
+            def hook(_: nn.Module, args: Any, kwargs: dict[str, Any], out: Any, name: str = name) -> Any:
+                return callback(name, args[0] if args else next(iter(kwargs.values())), out)
+
+            stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+        yield
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one block saw in a forward pass: `inputs` (*, in), `outputs` and `sum` (*, out), * being (batch, tokens)."""
+
+    inputs: Tensor
+    outputs: Tensor
+    sum: Tensor  # the residual stream behind the block
+    scale: Tensor | None = None
+
+    @property
+    def residual(self) -> Tensor:
+        """The stream that the block's output is added to, (*, out)."""
+        return self.sum - (self.outputs if self.scale is None else self.outputs * self.scale)
+
+
+@contextmanager
+def observe(ffns: Iterable[FFN], callback: Callable[[FFN, Observation], None]) -> Iterator[None]:
+    """Call back with each block's input, output and residual sum, in every forward pass inside the `with`.
+
+    The layers must be in eval mode, as dropout would stand between output and sum. A block that is replaced inside the
+    `with` is no longer seen.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9))
+        >>> with observe(find_ffns(model.eval()), lambda ffn, seen: print(ffn.name, seen.residual.shape)):
+        ...     _ = model(torch.zeros(2, 5, dtype=torch.long))
+        encoder.layer.0 torch.Size([2, 5, 8])
+    """
+    with ExitStack() as stack:
+        for ffn in ffns:
+            if ffn.block.training:
+                raise ValueError(f"{ffn.name} is in training mode, with dropout behind the block; call model.eval()")
+            stack.enter_context(unchunked(ffn.block))
+            modules = {"up": ffn.slot("up"), "down": ffn.slot("down"), "sum": ffn.norm or ffn.block}
+            stack.enter_context(recording(modules, _observer(ffn, callback)))
+        yield
+
+
+def _observer(ffn: FFN, callback: Callable[[FFN, Observation], None]) -> Callable[[str, Any, Any], None]:
+    seen: dict[str, Tensor] = {}
+
+    def note(name: str, x: Tensor, out: Any) -> None:
+        if name != "sum":
+            seen[name] = x if name == "up" else out
+            return
+        total = x if ffn.norm is not None else out[0] if isinstance(out, tuple) else out
+        # OPT runs its blocks on (batch * tokens, d)
+        inputs, outputs = (seen.pop(key).detach().reshape(*total.shape[:-1], -1) for key in ("up", "down"))
+        scale = None if ffn.scale is None else ffn.scale.detach()
+        callback(ffn, Observation(inputs, outputs, total.detach(), scale))
+
+    return note
 
 
 class _Seen(Exception):
     """The block has been seen; the rest of the forward pass is not needed."""
 
 
-class Walk:
-    """Some batches, and the inputs of the layer that they have come to.
+class ActivationCache:
+    """Batches inside a model, kept as the inputs of the layer that they have come to.
 
     Args:
-        model: in eval mode. Between passes only the block that was asked for last may change, and those above it.
+        model: in eval mode. Between two calls of `advance` only the block of the last one, and those above, may change.
         batches: inputs of the model.
     """
 
-    def __init__(self, model: Any, batches: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, model: PreTrainedModel, batches: Sequence[Batch]) -> None:
         self.model, self.batches = model, batches
-        self.layers: list[Any] = [ffn.block for ffn in find_ffns(model)]
-        self.at = 0  # number of the layer whose inputs are kept
-        self.kept: list[Tensor] = []  # for each batch, (batch, tokens, d)
-        self.lengths: dict[Any, int] = {}  # of the tuple that a layer returns; 0 if it is a tensor
+        self.layers = [ffn.block for ffn in find_ffns(model)]
+        self.at = 0  # index of the layer whose inputs are kept
+        self.kept: list[Tensor] = []  # one per batch, (batch, tokens, d)
+        self.lengths: dict[nn.Module, int] = {}  # of the tuple that a layer returns; 0 if it returns a tensor
 
     @torch.no_grad()
-    def to(self, ffn: FFN) -> tuple[list[Tensor], list[Tensor]]:
-        """Inputs of a block and the stream that it adds to, without padding, for each batch."""
+    def advance(self, ffn: FFN) -> tuple[list[Tensor], list[Tensor]]:
+        """Run all batches up to a block: its inputs, and the stream that it adds to, without padding, per batch."""
         if ffn.index < self.at:
             raise ValueError(f"{ffn.name} is below layer {self.at}, to which the batches have come")
         inputs: list[Tensor] = []
@@ -70,9 +152,9 @@ class Walk:
             first, last = self.layers[self.at], self.layers[ffn.index]
             stack.callback(first.register_forward_pre_hook(start, with_kwargs=True).remove)
             stack.callback(last.register_forward_pre_hook(end, with_kwargs=True).remove)
-            for layer in self.layers[: self.at]:
-                stack.callback(_set_forward, layer, layer.__dict__.get("forward"))
-                layer.forward = _hand_on(self.lengths[layer])
+            for layer in self.layers[: self.at]:  # these return their inputs, which nothing reads
+                stack.callback(_set_forward, layer, vars(layer).get("forward"))
+                _set_forward(layer, _identity(self.lengths[layer]))
             stack.enter_context(observe([ffn], note))
             for batch in self.batches:
                 try:
@@ -83,8 +165,8 @@ class Walk:
         return inputs, residuals
 
 
-def _hand_on(length: int) -> Any:
-    """A forward that returns its input at once, in a tuple of the length that the layer returns."""
+def _identity(length: int) -> Callable[..., Any]:
+    """A forward that returns its input, in a tuple of the length that the layer returns."""
 
     def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         return (hidden_states, *[None] * (length - 1)) if length else hidden_states
@@ -92,92 +174,30 @@ def _hand_on(length: int) -> Any:
     return forward
 
 
-def _set_forward(layer: Any, forward: Any) -> None:
-    """Put back the layer's own forward (Accelerate makes one), or that of its class for None."""
+def _set_forward(layer: nn.Module, forward: Callable[..., Any] | None) -> None:
+    """Give a layer a forward of its own, as Accelerate does, or with None that of its class."""
     if forward is None:
         vars(layer).pop("forward", None)
     else:
-        layer.forward = forward
+        vars(layer)["forward"] = forward
 
 
-def flat(x: Tensor, batch: Mapping[str, Any]) -> Tensor:
-    """Tokens without padding: (batch, tokens, d) -> (n, d)."""
-    return x.flatten(0, -2)[tokens_of(batch, x.shape[:-1]).to(x.device)]
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What one block saw in a forward pass: `inputs` (*, in), `outputs` and `sum` (*, out), * being (batch, tokens)."""
-
-    inputs: Tensor
-    outputs: Tensor
-    sum: Tensor
-    scale: Tensor | None = None
-
-    @property
-    def residual(self) -> Tensor:
-        """What the block's output is added to, (*, out)."""
-        return self.sum - (self.outputs if self.scale is None else self.outputs * self.scale)
-
-
-@contextmanager
-def observe(ffns: Iterable[FFN], callback: Callable[[FFN, Observation], None]) -> Iterator[None]:
-    """Call back with each block's input, output and residual sum, in every forward pass inside the `with`.
-
-    The layers must be in eval mode: dropout would stand between output and sum. Blocks that are replaced inside the
-    `with` are not seen; leave it first.
+def hold_out(items: Sequence[T]) -> tuple[list[T], list[T]]:
+    """Batches to fit to and batches to measure on: every tenth is held out, or the last if there are fewer.
 
     Example:
-        >>> import torch
-        >>> from transformers import BertConfig, BertModel
-        >>> model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9))
-        >>> with observe(find_ffns(model.eval()), lambda ffn, seen: print(ffn.name, seen.residual.shape)):
-        ...     _ = model(torch.zeros(2, 5, dtype=torch.long))
-        encoder.layer.0 torch.Size([2, 5, 8])
+        >>> hold_out(range(4))
+        ([0, 1, 2], [3])
     """
-    with ExitStack() as stack:
-        for ffn in ffns:
-            if ffn.block.training:
-                raise ValueError(f"{ffn.name} is in training mode, with dropout behind the block; call model.eval()")
-            stack.enter_context(unchunked(ffn.block))
-            for handle in _hooks(ffn, callback):
-                stack.callback(handle.remove)
-        yield
-
-
-def _hooks(ffn: FFN, callback: Callable[[FFN, Observation], None]) -> list[Any]:
-    seen: dict[str, Tensor] = {}
-
-    def finish(total: Tensor) -> None:
-        lead = total.shape[:-1]  # OPT runs its blocks on (batch * tokens, d)
-        x, y = (seen.pop(key).detach().reshape(*lead, -1) for key in ("inputs", "outputs"))
-        callback(ffn, Observation(x, y, total.detach(), None if ffn.scale is None else ffn.scale.detach()))
-
-    up, down, norm = ffn.slot("up"), ffn.slot("down"), ffn.norm
-    return [
-        up.register_forward_pre_hook(lambda _, args: seen.update(inputs=args[0])),
-        down.register_forward_hook(lambda _, args, out: seen.update(outputs=out)),
-        norm.register_forward_pre_hook(lambda _, args: finish(args[0]))
-        if norm is not None
-        else ffn.block.register_forward_hook(lambda _, args, out: finish(out[0] if isinstance(out, tuple) else out)),
-    ]
-
-
-# keys and values of cross-attention, in a decoder but of the encoder's tokens
-ENCODED = re.compile(r"\.(EncDecAttention|encoder_attn|crossattention)\.(.*\.)?(k|v|k_proj|v_proj|key|value)(\.|$)")
-
-
-def mask_at(name: str, batch: Mapping[str, Any], model: Any) -> Tensor | None:
-    """Which of the tokens at the module of that name are not padding, flat; None where nothing says so."""
-    decodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and "decoder" in name.split(".")
-    decodes = decodes and not ENCODED.search(name)
-    mask = batch.get("decoder_attention_mask" if decodes else "attention_mask")
-    return None if mask is None else mask.bool().flatten()
+    if len(items) < 2:
+        raise ValueError(f"at least two batches are needed, one of them held out; got {len(items)}")
+    held = range(HELD_OUT - 1, len(items), HELD_OUT) or [len(items) - 1]
+    return [item for i, item in enumerate(items) if i not in held], [items[i] for i in held]
 
 
 @contextmanager
 def unchunked(model: nn.Module) -> Iterator[None]:
-    """Feed-forward blocks run on all tokens at once: transformers' chunks give the same, but are seen in pieces."""
+    """Run feed-forward blocks on all tokens at once: chunks give the same outputs, but would be recorded in pieces."""
     modules: list[Any] = [m for m in model.modules() if getattr(m, "chunk_size_feed_forward", 0)]
     sizes = [m.chunk_size_feed_forward for m in modules]
     for module in modules:
@@ -189,7 +209,12 @@ def unchunked(model: nn.Module) -> Iterator[None]:
             module.chunk_size_feed_forward = size
 
 
-def tokens_of(batch: Mapping[str, Tensor], lead: torch.Size) -> Tensor:
+def flat(x: Tensor, batch: Batch) -> Tensor:
+    """Tokens of a feed-forward block without padding: (batch, tokens, d) -> (n, d)."""
+    return x.flatten(0, -2)[tokens_of(batch, x.shape[:-1]).to(x.device)]
+
+
+def tokens_of(batch: Batch, lead: torch.Size) -> Tensor:
     """Which of (batch, tokens) are not padding, flat."""
     mask = batch.get("attention_mask")
     if mask is None or "pixel_values" in batch:
@@ -199,3 +224,16 @@ def tokens_of(batch: Mapping[str, Tensor], lead: torch.Size) -> Tensor:
             f"attention_mask must have one entry for each of {tuple(lead)} tokens; got shape {tuple(mask.shape)}"
         )
     return mask.bool().flatten()
+
+
+# keys and values of cross-attention: modules of a decoder that run on the encoder's tokens
+ENCODED = re.compile(r"\.(EncDecAttention|encoder_attn|crossattention)\.(.*\.)?(k|v|k_proj|v_proj|key|value)(\.|$)")
+
+
+def rows_at(name: str, x: Tensor, batch: Batch, model: nn.Module) -> Tensor:
+    """Tokens at the module of that name without padding, where its inputs are those tokens: (*, d) -> (n, d)."""
+    rows = x.flatten(0, -2)
+    decodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and "decoder" in name.split(".")
+    mask = batch.get("decoder_attention_mask" if decodes and not ENCODED.search(name) else "attention_mask")
+    # compared by number: OPT runs its blocks on (batch * tokens, d), and a pooler runs on one token per text
+    return rows if mask is None or mask.numel() != len(rows) else rows[mask.bool().flatten().to(rows.device)]

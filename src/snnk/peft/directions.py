@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from snnk import _checks
-from snnk.hf.record import mask_at, unchunked
+from snnk.hf.models import Batch, place
+from snnk.hf.record import recording, rows_at, unchunked
 from snnk.maps import Directions
 from snnk.maps.base import NORMALIZERS
 from snnk.nn.adapter import SNNKAdapter
@@ -107,7 +108,6 @@ def fit_directions_(
             f"batches must be several, as a DataLoader gives; got one {type(batches).__name__}: use [batch]"
         )
     found = {name: Moments(adapter.dim, adapter.feature_map.normalize) for name, adapter in adapters.items()}
-    device = next(model.parameters()).device
     gradients = method == "gradient"
     modes = [(module, module.training) for module in model.modules()]  # PEFT's wrapper of a model in eval mode trains
     accumulated = [(p, p.grad) for p in model.parameters()] if gradients else []
@@ -118,9 +118,12 @@ def fit_directions_(
         for batch in islice(batches, max_batches):
             if not isinstance(batch, Mapping):
                 raise TypeError(f"a batch must be a dict of the model's inputs; got {type(batch).__name__}")
-            batch = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
-            masks = {name: mask_at(name, batch, model) for name in adapters}
-            with _watched(adapters, found, masks, gradients), unchunked(model), torch.set_grad_enabled(gradients):
+            batch = place(batch, model)
+            with (
+                _watched(model, adapters, found, batch, gradients),
+                unchunked(model),
+                torch.set_grad_enabled(gradients),
+            ):
                 if not gradients:
                     model(**batch)
                     continue
@@ -173,31 +176,29 @@ def _configured(model: nn.Module) -> str:
 
 @contextmanager
 def _watched(
-    adapters: dict[str, SNNKAdapter], found: dict[str, Moments], masks: dict[str, Tensor | None], gradients: bool
+    model: nn.Module, adapters: dict[str, SNNKAdapter], found: dict[str, Moments], batch: Batch, gradients: bool
 ) -> Iterator[None]:
-    """Add to `found` what each adapter reads, and the gradient at what it adds, which is that at its output."""
+    """Add to `found` what each adapter reads, and the gradient at what it adds, which is that at the sum behind it."""
+    inputs: dict[str, Tensor] = {}
+    owners = {name: name.partition(".snnk_adapter.")[0] for name in adapters}  # in PEFT the layer that adds them up
 
-    def watch(adapter: SNNKAdapter, moments: Moments, mask: Tensor | None) -> Callable[[Tensor], Tensor]:
-        def rows(x: Tensor) -> Tensor:
-            flat = x.detach().reshape(-1, adapter.dim)
-            return flat[mask] if mask is not None and len(mask) == len(flat) else flat
+    def rows(name: str, x: Tensor) -> Tensor:
+        return rows_at(name, x, batch, model)
 
-        def delta(x: Tensor) -> Tensor:
-            y = SNNKAdapter.delta(adapter, x)
-            if not gradients:
-                moments.add(rows(x))
-            elif y.requires_grad:
-                y.register_hook(lambda g: moments.add(rows(x), rows(g)))
-            else:
+    def read(name: str, x: Tensor, _: Tensor) -> None:
+        if gradients:
+            inputs[name] = x
+        else:
+            found[name].add(rows(name, x))
+
+    def added(owner: str, _: Tensor, total: Tensor) -> None:
+        for name in [name for name in inputs if owners[name] == owner]:
+            x = inputs.pop(name)
+            if not total.requires_grad or not any(p.requires_grad for p in adapters[name].parameters()):
                 raise ValueError("directions of the gradient need an adapter that trains; this one is frozen")
-            return y
+            total.register_hook(lambda g, name=name, x=x: found[name].add(rows(name, x), rows(name, g)))
 
-        return delta
-
-    for name, adapter in adapters.items():
-        vars(adapter)["delta"] = watch(adapter, found[name], masks[name])  # in front of the method
-    try:
+    maps = {name: adapter.feature_map for name, adapter in adapters.items()}
+    sums = {owner: model.get_submodule(owner) for owner in owners.values()} if gradients else {}
+    with recording(maps, read), recording(sums, added):
         yield
-    finally:
-        for adapter in adapters.values():
-            del vars(adapter)["delta"]

@@ -25,13 +25,12 @@ from transformers.pytorch_utils import Conv1D
 
 from snnk import _checks, _io
 from snnk.hf.architectures import weight_of
-from snnk.hf.models import evaluating, place
-from snnk.hf.record import mask_at, unchunked
+from snnk.hf.models import check_batches, evaluating, place
+from snnk.hf.record import hold_out, recording, rows_at, unchunked
 from snnk.peft.layer import AdaptedLinear
 from snnk.peft.model import layers_of, plain_name
 from snnk.ridge.sums import RidgeStats
 
-HELD_OUT = 10  # one batch of so many is held out
 MOST_BYTES = 2**31  # of sums held at once; more layers take more passes over the batches
 Layers = list[tuple[str, AdaptedLinear]]
 
@@ -131,7 +130,7 @@ def to_lora(
         raise ValueError(f"rank must be at most {min(map(min, sizes))}, the smallest size of a layer; got {rank}")
     if lora_bias is None:
         lora_bias = all(base.bias is not None for base in bases)
-    training, held = _divide(batches)
+    training, held = hold_out(list(check_batches(batches)))
     tensors: dict[str, Tensor] = {}
     sites: list[LoraSite] = []
     tokens = held_tokens = 0
@@ -217,31 +216,16 @@ def _errors(
 
 def _rows(model: Any, group: Layers, batches: list[Any], adapter_name: str) -> Iterator[tuple[str, Tensor, Tensor]]:
     """(layer, x (n, in), delta (n, out)) for each batch and layer, padding left out."""
-    seen: list[tuple[str, Tensor, Tensor]] = []
-    masks: dict[str, Tensor | None] = {}
-
-    def note(name: str, layer: Any, x: Tensor) -> None:
-        d = layer.delta(adapter_name, layer.base_layer(x))
-        x, d = (t.detach().flatten(0, -2).cpu() for t in (x, d))
-        # compared by number, as OPT runs its blocks on (batch * tokens, d)
-        mask = masks[name]
-        keep = slice(None) if mask is None or len(mask) != len(x) else mask.cpu()
-        seen.append((name, x[keep], d[keep]))
-
-    handles = [
-        layer.register_forward_pre_hook(lambda layer, args, name=name: note(name, layer, args[0]))
-        for name, layer in group
-    ]
-    try:
-        for batch in batches:
-            masks.update((name, mask_at(name, batch, model)) for name, _ in group)
-            with unchunked(model):
-                model(**place(batch, model))
-            yield from seen
-            seen.clear()
-    finally:
-        for handle in handles:
-            handle.remove()
+    layers: dict[str, Any] = dict(group)
+    seen: list[tuple[str, Tensor]] = []
+    for batch in batches:
+        batch = place(batch, model)
+        with unchunked(model), recording(layers, lambda name, x, _: seen.append((name, x))):
+            model(**batch)
+        for name, read in seen:
+            x = rows_at(name, read, batch, model)
+            yield name, x.cpu(), layers[name].delta(adapter_name, layers[name].base_layer(x)).cpu()
+        seen.clear()
 
 
 @contextmanager
@@ -270,17 +254,6 @@ def _groups(layers: Layers, sizes: list[tuple[int, int]]) -> Iterator[Layers]:
         group.append(layer)
         used += size
     yield group
-
-
-def _divide(batches: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    used = list(batches)
-    for batch in used:
-        if not isinstance(batch, Mapping):
-            raise TypeError(f"a batch must be a dict of the model's inputs; got {type(batch).__name__}")
-    if len(used) < 2:
-        raise ValueError(f"at least two batches are needed, one of them held out; got {len(used)}")
-    held = list(range(HELD_OUT - 1, len(used), HELD_OUT)) or [len(used) - 1]
-    return [batch for i, batch in enumerate(used) if i not in held], [used[i] for i in held]
 
 
 def _sizes(layer: Any) -> tuple[int, int]:

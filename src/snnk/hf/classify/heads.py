@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from snnk import _checks
 from snnk.hf.models import evaluating, place
+from snnk.hf.record import recording
 from snnk.ridge.sums import RidgeSolution, RidgeStats
 
 KEPT_ROWS = 20_000  # t, c and the leave-one-out figures are from so many, or up to twice; the sums take all
@@ -164,24 +165,20 @@ def inputs_of(model: Any, layer: nn.Module, batches: Iterable[Mapping[str, Any]]
     """
     seen: list[Tensor] = []
 
-    def note(module: nn.Module, args: Any, out: Tensor) -> Tensor | None:
-        seen.append(args[0].detach())
+    def note(_: str, x: Tensor, out: Tensor) -> Tensor | None:
+        seen.append(x)
         if out.ndim != 3:
             return None
         return torch.arange(out.shape[1], device=out.device, dtype=torch.float32)[:, None].expand(out.shape)
 
-    handle = layer.register_forward_hook(note)
-    try:
-        with evaluating(model), torch.no_grad():
-            for batch in batches:
-                seen.clear()
-                inputs = {key: value for key, value in batch.items() if key != "labels"}
-                outputs = model(**place(inputs, model))
-                if len(seen) != 1:
-                    raise ValueError(f"the layer ran {len(seen)} times in one forward pass; it must run once")
-                yield batch, seen[0], outputs
-    finally:
-        handle.remove()
+    with evaluating(model), torch.no_grad(), recording({"": layer}, note):
+        for batch in batches:
+            seen.clear()
+            inputs = {key: value for key, value in batch.items() if key != "labels"}
+            outputs = model(**place(inputs, model))
+            if len(seen) != 1:
+                raise ValueError(f"the layer ran {len(seen)} times in one forward pass; it must run once")
+            yield batch, seen[0], outputs
 
 
 def _rows(model: Any, layer: nn.Module, batches: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Tensor, Tensor]]:

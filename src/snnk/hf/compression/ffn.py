@@ -38,15 +38,14 @@ from snnk.hf.compression.planning import (
     make_map,
 )
 from snnk.hf.cost import stored
-from snnk.hf.models import each, evaluating, place
-from snnk.hf.record import Observation, Walk, flat, observe
+from snnk.hf.models import Batch, check_batches, evaluating, place
+from snnk.hf.record import ActivationCache, Observation, flat, hold_out, observe
 from snnk.hf.replace import Replacement, replace_
 from snnk.maps import ProjectedURF
 from snnk.ridge.atoms import choose_atoms, refine_
 from snnk.ridge.sums import RidgeStats
 
 ROWS = 2048  # tokens whose features are held at once
-HELD_OUT = 10  # one batch of so many is held out
 Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
 
 
@@ -176,12 +175,12 @@ def compress_(
         wanted = [ffn for ffn in ffns if by_name[ffn.name].kind != KEPT]
         streams = _streams(model, wanted, [*training, *held])
         original = [outputs_of(model, batch) for batch in held]
-        walk, cut = Walk(model, [*training, *held]), len(training)
+        cache, cut = ActivationCache(model, [*training, *held]), len(training)
         for ffn in ffns:
             block, began = by_name[ffn.name], time.monotonic()
             done = BlockReport(ffn.name, block.kind, block.num_features, ffn.parameters, ffn.parameters)
             if block.kind != KEPT:
-                inputs, residuals = walk.to(ffn)
+                inputs, residuals = cache.advance(ffn)
                 rows, test = (
                     _tokens(ffn, inputs[part], residuals[part], streams[ffn.name][part])
                     for part in (slice(cut), slice(cut, None))
@@ -200,11 +199,11 @@ def compress_(
             progress(ffn.name, len(reports), len(ffns))
         if teacher is not None and replacements:
             progress("recovering", len(reports), len(ffns))
-            del walk
+            del cache
             recover_(model, teacher, replacements, training, steps=recover, seed=seed)
-            walk, errors = Walk(model, held), {}
+            cache, errors = ActivationCache(model, held), {}
             for ffn in (new.ffn for new in replacements):
-                errors[ffn.name] = _tokens(ffn, *walk.to(ffn), streams[ffn.name]).error(ffn)
+                errors[ffn.name] = _tokens(ffn, *cache.advance(ffn), streams[ffn.name]).error(ffn)
             reports = [replace(report, error=errors.get(report.name, report.error)) for report in reports]
         agreed = agreement(original, [outputs_of(model, batch) for batch in held])
         undo.pop_all()
@@ -320,26 +319,23 @@ def _divide(
     model: Any, ffns: list[FFN], batches: Iterable[Any], max_tokens: int
 ) -> tuple[list[Any], list[Any], tuple[int, int]]:
     """Batches to fit to and batches held out, and how many tokens each have."""
-    used: list[Any] = []
-    counts: list[int] = []
-    for batch in each(batches):
-        used.append(batch)
-        counts.append(_count(model, ffns[0], batch))
-        if sum(counts) >= max_tokens:
+    used: list[tuple[Batch, int]] = []
+    total = 0
+    for batch in check_batches(batches):
+        used.append((batch, _count(model, ffns[0], batch)))
+        total += used[-1][1]
+        if total >= max_tokens:
             break
-    if len(used) < 2:
-        raise ValueError(f"at least two batches are needed, one of them held out; got {len(used)}")
-    held = list(range(HELD_OUT - 1, len(used), HELD_OUT)) or [len(used) - 1]
-    training = [i for i in range(len(used)) if i not in held]
-    tokens = sum(counts[i] for i in training), sum(counts[i] for i in held)
-    return [used[i] for i in training], [used[i] for i in held], tokens
+    training, held = hold_out(used)
+    tokens = sum(count for _, count in training), sum(count for _, count in held)
+    return [batch for batch, _ in training], [batch for batch, _ in held], tokens
 
 
 def _count(model: Any, ffn: FFN, batch: Mapping[str, Any]) -> int:
     """Tokens that are not padding; without a mask, as for images, the model must be asked what it makes of a batch."""
     if "attention_mask" in batch and "pixel_values" not in batch:
         return int(batch["attention_mask"].bool().sum())
-    return len(Walk(model, [batch]).to(ffn)[0][0])
+    return len(ActivationCache(model, [batch]).advance(ffn)[0][0])
 
 
 def _dtype(ffn: FFN) -> torch.dtype:

@@ -13,21 +13,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import transformers
-from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedModel
-
 from snnk import _io, hf
 from snnk._environment import environment
 from snnk.hf.architectures import parse_layers
 from snnk.hf.compression import report as pages
 from snnk.hf.compression.agreement import Outputs, probe
-from snnk.hf.cost import positions, stored
-from snnk.hf.data import Calibration, check_length, load_calibration
-from snnk.hf.folders import copy_others, find_folder, find_transformer, pooling_of
-from snnk.hf.models import check_folder, in_head, refuse_keys, refuse_nan, some
+from snnk.hf.cost import stored
+from snnk.hf.data import Calibration, load_calibration
+from snnk.hf.folders import copy_others, find_folder, find_transformer, pooling_of, some
+from snnk.hf.models import load_model, load_processor, quiet, token_limit
 
 KEEP = 0.25  # where neither a share nor a target is given
-SMALL = 0.1  # a tokenizer with this part of the model's vocabulary is not the model's
 
 
 @dataclass(frozen=True)
@@ -82,6 +78,7 @@ class Settings:
         )
 
 
+@quiet()
 def compress_folder(
     model: str,
     calibration: Path,
@@ -110,8 +107,6 @@ def _compress_folder(
     say: Callable[[str], None],
     progress: Callable[[str, int, int], None],
 ) -> dict[str, Any]:
-    transformers.utils.logging.set_verbosity_error()  # what matters is said here, in one line
-    transformers.utils.logging.disable_progress_bar()
     folder = find_folder(model)
     if out.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"--out {out} is inside the model's folder {folder}; name one outside")
@@ -119,7 +114,7 @@ def _compress_folder(
     network, processor = load(folder / inner, say, sentences=(folder / "modules.json").is_file())
     blocks = len(hf.find_ffns(network))
     plan = settings.make_plan(network)  # fails on what is wrong with the model or the plan, before any data are read
-    length = min(settings.max_length, positions(network))
+    length = min(settings.max_length, token_limit(network.config) or settings.max_length)
     batches = load_calibration(calibration, processor, column=settings.column, max_length=length, seed=settings.seed)
     say(f"calibration: {batches}")
     if type(network).__name__.endswith("ForMultipleChoice"):  # one choice a text, whose score is compared
@@ -167,45 +162,18 @@ def _compress_folder(
 def load(folder: Path, say: Callable[[str], None], sentences: bool = False) -> tuple[Any, Any]:
     """The model, with the head that its configuration names, and its tokenizer or image processor.
 
-    A tensor that the files lack would be compressed as it is drawn, and saved as if it were trained: it is refused.
-    The one exception is the pooler of a folder of sentence-transformers (`sentences`), which averages or picks tokens
-    and never reads it: such a pooler is saved as zeros.
+    A tensor that the files lack would be compressed as it is drawn, and saved as if it were trained: it is refused. The
+    exception is the pooler of a folder of sentence-transformers (`sentences`), which is saved as zeros.
     """
-    check_folder(folder)
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        kind: Any = getattr(transformers, (config.architectures or [""])[0] or "AutoModel", AutoModel)
-        if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
-            kind = AutoModel
-        model, info = kind.from_pretrained(
-            folder, use_safetensors=True, output_loading_info=True, trust_remote_code=False
-        )
-    except Exception as error:  # the files are the user's and the loader is not ours: anything may be wrong
-        raise ValueError(f"{folder} cannot be loaded: {error}") from error
-    unread = {key for key in info["missing_keys"] if sentences and model.base_model is model and in_head(model, key)}
-    refuse_keys(model, info["missing_keys"] - unread, info["unexpected_keys"], folder, None)
-    refuse_nan(model, folder)
-    if info["unexpected_keys"]:
-        say(
-            f"note: a {type(model).__name__} does without {some(sorted(info['unexpected_keys']))}, which the files have"
-        )
-    if unread:
-        say(f"note: the files have no {', '.join(sorted(unread))}; sentence vectors do without, these are zeros")
-        for key in unread:
-            model.get_parameter(key).data.zero_()
+    loaded = load_model(folder, zero_pooler=sentences)
+    model = loaded.model
+    if loaded.unexpected:
+        say(f"note: a {type(model).__name__} does without {some(sorted(loaded.unexpected))}, which the files have")
+    if loaded.missing:
+        say(f"note: the files have no {some(sorted(loaded.missing))}; sentence vectors do without, these are zeros")
     images = model.main_input_name == "pixel_values"
-    try:
-        processor = (AutoImageProcessor if images else AutoTokenizer).from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # the tokenizers library raises plain ones
-        raise ValueError(f"{folder} has no {'image processor' if images else 'tokenizer'} to load: {error}") from error
-    check_length(processor, folder)
-    size = getattr(config, "vocab_size", None) or 0
-    if not images and len(processor) < SMALL * size:  # transformers makes up an empty one where files are missing
-        raise ValueError(
-            f"the tokenizer in {folder} has {len(processor):,} tokens and the model {size:,}; "
-            "copy the tokenizer's files (tokenizer.json, tokenizer_config.json) into the folder"
-        )
-    return model.eval(), processor
+    processor = load_processor(folder, images, vocab_size=getattr(model.config, "vocab_size", None) or 0)
+    return model, processor
 
 
 def _compared(outputs: Outputs, folder: Path) -> str:

@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 from snnk import _checks, _io
 from snnk.hf.architectures import FFN, choose_layers, find_ffns
 from snnk.hf.cost import stored
-from snnk.hf.models import each, evaluating, in_memory, place
+from snnk.hf.models import check_batches, evaluating, in_memory, place
 from snnk.hf.record import Observation, observe, tokens_of
 from snnk.hf.replace import replace_
 from snnk.maps import ArcCosine, FeatureMap, ProjectedURF
@@ -220,7 +220,7 @@ def sums(ffns: list[FFN], model: Any, batches: Iterable[Mapping[str, Tensor]]) -
         found[ffn.name].update(phi.cpu(), y.float().cpu(), importance(ffn, stream)[0].cpu())
 
     with evaluating(model), torch.no_grad(), observe(ffns, add):
-        for batch in each(batches):
+        for batch in check_batches(batches):
             model(**place(batch, model))
     rows = int(next(iter(found.values())).rows.sum())
     if not rows:
