@@ -37,7 +37,6 @@ slow: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/layers.py
-	$(BIN)/python benchmarks/bundle.py
 	$(BIN)/python benchmarks/fit.py
 
 # 10,000 damaged files of every kind that snnk reads; a few hundred of them are part of the tests

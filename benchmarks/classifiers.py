@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
-import gzip
 import random
 import sys
 import time
@@ -22,15 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sklearn.metrics import matthews_corrcoef
-from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
+from snnk.experiments.compression import Batch
 from snnk.experiments.lab.records import Results
+from snnk.experiments.lab.tiny import glue_columns
+from snnk.finetune.scores import mcc
 from snnk.hf import compress_, plan
-
-COLUMNS = {"SST-2": (0, 1), "CoLA": (3, 1)}  # sentence and label
-Batch = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -48,10 +44,8 @@ class Config:
 
 
 def read(folder: Path, task: str, split: str) -> list[tuple[str, int]]:
-    text, label = COLUMNS[task]
-    with gzip.open(folder / task / f"{split}.tsv.gz", "rt", encoding="utf8") as file:
-        rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[task == "SST-2" :]  # CoLA has no header
-    return [(row[text], int(row[label])) for row in rows]
+    columns = glue_columns(task.lower().replace("-", ""), folder)[split == "dev"]
+    return list(zip(columns["sentence"], map(int, columns["label"]), strict=True))
 
 
 def encode(tokenizer: Any, rows: list[tuple[str, int]], size: int) -> list[Batch]:
@@ -97,7 +91,7 @@ def score(model: Any, batches: list[Batch]) -> dict[str, float]:
     labels = torch.cat([batch["labels"] for batch in batches])
     return {
         "accuracy": 100 * float((guesses == labels).float().mean()),
-        "matthews": 100 * float(matthews_corrcoef(labels.numpy(), guesses.numpy())),
+        "matthews": 100 * mcc(guesses.numpy(), labels.numpy()),
     }
 
 

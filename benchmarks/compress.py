@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
-import gzip
 import io
 import random
 import resource
@@ -31,20 +29,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from scipy.stats import spearmanr
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
+from snnk.experiments.compression import Batch, States, Task, quality, states_of, vectors
 from snnk.experiments.lab.records import Results
+from snnk.experiments.lab.tiny import glue_columns
 from snnk.hf import compress_, find_ffns, plan, replace_
 from snnk.hf.cost import turns
 from snnk.hf.record import observe
 
 TARGETS = {0.5: (86.7, 0.945), 0.25: (86.5, 0.885), 0.125: (85.9, 0.83)}  # Spearman and cosine, MiniLM, STS-B
 INPUTS = ("input_ids", "attention_mask")
-Batch = dict[str, Tensor]
-Forward = Callable[[Batch], Tensor]
 
 
 @dataclass(frozen=True)
@@ -57,20 +53,6 @@ class Config:
     seed: int = 0
 
 
-@dataclass
-class Task:
-    """Batches to calibrate on; pairs of sentences as batches of 2n rows, first and second in turn; their scores."""
-
-    calibration: list[Batch]
-    pairs: list[Batch]
-    scores: list[float]
-
-
-def read(folder: Path, name: str, split: str) -> list[list[str]]:
-    with gzip.open(folder / name / f"{split}.tsv.gz", "rt", encoding="utf8") as file:
-        return list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
-
-
 def load(args: argparse.Namespace, config: Config) -> tuple[Any, Task]:
     tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
 
@@ -78,17 +60,20 @@ def load(args: argparse.Namespace, config: Config) -> tuple[Any, Task]:
         parts = [texts[i : i + size] for i in range(0, len(texts), size)]
         return [dict(tokenizer(p, padding=True, truncation=True, max_length=128, return_tensors="pt")) for p in parts]
 
-    rows = read(args.data, config.calibration, "train")
-    texts = [t for row in rows for t in (row[7:9] if config.calibration == "STS-B" else row[:1])]
+    columns = glue_columns(config.calibration.lower().replace("-", ""), args.data)[0]
+    texts = [t for name, column in columns.items() if name.startswith("sentence") for t in column]
     texts = sorted({t for t in texts if len(t.split()) > 4})
     random.Random(config.seed).shuffle(texts)
     batches = encode(sorted(texts[: config.sentences], key=len), 32)
     random.Random(config.seed).shuffle(batches)  # so that the held-out batches are of all lengths
-    dev = sorted(read(args.data, "STS-B", "dev"), key=lambda row: len(row[7]) + len(row[8]))  # for less padding
-    pairs = encode([t for row in dev for t in row[7:9]], 64)
-    return AutoModel.from_pretrained(args.model, trust_remote_code=False).eval(), Task(
-        batches, pairs, [float(row[9]) for row in dev]
+    dev = glue_columns("stsb", args.data)[1]
+    rows = sorted(  # by length, for less padding
+        zip(dev["sentence1"], dev["sentence2"], map(float, dev["score"]), strict=True),
+        key=lambda row: len(row[0]) + len(row[1]),
     )
+    pairs = encode([text for one, two, _ in rows for text in (one, two)], 64)
+    model = AutoModel.from_pretrained(args.model, trust_remote_code=False).eval()
+    return model, Task(batches, pairs, [score for *_, score in rows])
 
 
 def make(config: Config) -> tuple[Any, Task]:
@@ -102,20 +87,6 @@ def make(config: Config) -> tuple[Any, Task]:
         return [{"input_ids": x, "attention_mask": torch.ones_like(x)} for x in ids]
 
     return model, Task(batches(12), batches(2), torch.rand(32, generator=generator).tolist())
-
-
-@torch.no_grad()
-def embed(forward: Forward, batches: list[Batch]) -> Tensor:
-    """Unit vectors, (n, d)."""
-    found = []
-    for batch in batches:
-        mask = batch["attention_mask"][..., None]
-        found.append(F.normalize((forward(batch) * mask).sum(1) / mask.sum(1), dim=1))
-    return torch.cat(found)
-
-
-def torch_forward(model: Any) -> Forward:
-    return lambda batch: model(**batch).last_hidden_state
 
 
 def size_of(model: Any) -> tuple[int, float]:
@@ -202,7 +173,7 @@ def int8(model: Any) -> Any:
         return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
 
 
-def onnx(model: Any, batch: Batch, folder: Path, *, quantized: bool) -> tuple[Forward, float]:
+def onnx(model: Any, batch: Batch, folder: Path, *, quantized: bool) -> tuple[States, float]:
     """The model in onnxruntime: a forward function, and MB of its file."""
     import logging
 
@@ -250,7 +221,7 @@ class Last(nn.Module):
         return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
 
 
-def latency(original: Forward, rival: Forward, batch: Batch, rounds: int) -> float:
+def latency(original: States, rival: States, batch: Batch, rounds: int) -> float:
     """Median processor time of the rival over that of the original, one thread each, taking turns."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -298,23 +269,20 @@ def main() -> int:
     torch.set_num_threads(config.threads)
     original, task = make(config) if args.quick else load(args, config)
     results = Results(args.out, config)
-    vectors = embed(torch_forward(original), task.pairs)
+    embedded = vectors(states_of(original), task.pairs)
     timed = {key: torch.ones(32, 64, dtype=torch.int64) for key in task.calibration[0]}
 
-    def measure(name: str, keep: float, forward: Forward, numbers: int, mb: float, spent: tuple[float, float]) -> None:
+    def measure(name: str, keep: float, forward: States, numbers: int, mb: float, spent: tuple[float, float]) -> None:
         if results.find(contender=name, keep=keep):
             return
-        found = embed(forward, task.pairs)
-        cosines = (found[::2] * found[1::2]).sum(1).numpy()
         row = results.add(
             {
                 "contender": name,
                 "keep": keep,
                 "parameters": numbers,
                 "stored_MB": mb,
-                "latency_ratio": latency(torch_forward(original), forward, timed, config.rounds),
-                "spearman": 100 * float(spearmanr(cosines, task.scores)[0]),
-                "cosine": float((found * vectors).sum(1).mean()),
+                "latency_ratio": latency(states_of(original), forward, timed, config.rounds),
+                **quality(forward, embedded, task),
                 "minutes": spent[0] / 60,
                 "processor_minutes": spent[1] / 60,
                 "peak_GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
@@ -340,11 +308,11 @@ def main() -> int:
         change(model, task, keep)
         spent = clocks[0]() - start[0], clocks[1]() - start[1]
         numbers, mb = size_of(model)
-        measure(name, keep, torch_forward(model), numbers, mb, spent)
+        measure(name, keep, states_of(model), numbers, mb, spent)
         if small and not args.no_int8:
             with tempfile.TemporaryDirectory() as folder:
                 packed = int8(copy.deepcopy(model))
-                measure(f"{name} + int8 (torch)", keep, torch_forward(packed), numbers, size_of(packed)[1], spent)
+                measure(f"{name} + int8 (torch)", keep, states_of(packed), numbers, size_of(packed)[1], spent)
                 for quantized, label in ((False, "onnxruntime"), (True, "int8 (onnxruntime)")):
                     if quantized or name == "original":
                         run, mb = onnx(model, task.pairs[0], Path(folder), quantized=quantized)

@@ -252,6 +252,14 @@ def test_a_training_that_diverges_is_a_row_without_figures(files):
     assert adapters.measure(key, config, files) == {**key, "validation": None, "dev": None}
 
 
+def test_a_row_of_its_own_process_has_its_own_memory(files):
+    config = replace(adapters.QUICK, max_steps=2)  # --quick alone trains in this process
+    key = {"stage": "tuning", "task": "cola", "method": "lora", "learning_rate": 1e-3, "seed": 0}
+    here, there = adapters.measure(key, config, files), adapters._alone(key, config, files)
+    assert 0.05 < there["peak_GB"] <= here["peak_GB"] + 0.05
+    assert {k: v for k, v in here.items() if k not in MEASURED} == {k: v for k, v in there.items() if k not in MEASURED}
+
+
 @pytest.mark.parametrize("name", ["snnk-pooler", "houlsby"])
 def test_a_method_as_an_object_is_that_of_its_name(name, files):
     options = {"task": "cola", "features": 4, "max_steps": 6, "batch_size": 16, "seed": 3}

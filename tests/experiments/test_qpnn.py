@@ -74,8 +74,8 @@ def test_closed_form_is_the_minimum(network):
 
     def loss(step):
         points = x.clone().requires_grad_()
-        features = net[2].feature_map(torch.tanh(net[0](points)))
-        energy = qpnn.kinetic(points, CONFIG) + features @ (net[3].weight[0] @ net[2].weight + step)
+        features = net[2][0](torch.tanh(net[0](points)))
+        energy = qpnn.kinetic(points, CONFIG) + features @ (net[3].weight[0] @ net[2][1].weight + step)
         (slope,) = torch.autograd.grad(energy.sum(), points, create_graph=True)
         return slope.square().sum(1).mean()
 
@@ -91,9 +91,9 @@ def test_networks_differ_in_the_hidden_layer_only():
     nets = [qpnn.build(name, CONFIG, seed=3) for name in qpnn.NETWORKS]
     for net in nets[1:]:
         assert torch.equal(net[0].weight, nets[0][0].weight) and torch.equal(net[-1].weight, nets[0][-1].weight)
-        assert type(net[2]) is not type(nets[0][2])
+        assert str(net[2]) != str(nets[0][2])
     h = torch.randn(4, CONFIG.width)
-    cos, sin = nets[3][2].feature_map, nets[4][2].feature_map
+    cos, sin = nets[3][2][0], nets[4][2][0]
     assert torch.allclose(cos(h) ** 2 + sin(h) ** 2, torch.ones(4, CONFIG.num_features), atol=1e-5)
 
 

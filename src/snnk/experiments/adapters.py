@@ -1,9 +1,10 @@
 """Beyond the paper: methods of fine-tuning at an equal number of trained parameters.
 
-The same steps on the same rows of GLUE tasks, from the same start of the classifier: about 78,000 trained numbers in a
-MiniLM, whose 12 sites have 384 values each; BitFit, IA3 and the linear probe can only have fewer. A method's learning
-rate is chosen by the first task's validation rows, cut from train, with a seed of its own; dev is looked at once for
-each final row. benchmarks/adapters.py makes the same rows, several at a time.
+All methods take the same steps on the same rows of GLUE tasks, from the same start of the classifier. A method trains
+about 78,000 parameters of a MiniLM, which has 12 sites of 384 values; BitFit, IA3 and the linear probe have fewer
+parameters to train. The learning rate of a method is chosen on validation rows that are cut from the training file of
+the first task, with a seed of its own. Each final row is evaluated once on the dev file. Every row is trained in a
+process of its own, so that its peak memory is its own.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import get_context
 from statistics import mean, variance
 from typing import Any
 
 from snnk.experiments.lab import tiny
-from snnk.experiments.lab.data import NOWHERE, Source
+from snnk.experiments.lab.data import NOWHERE, Source, is_quick
 from snnk.experiments.lab.records import Results, Row, claim
 from snnk.experiments.lab.tuning import tuned
 
@@ -127,7 +129,8 @@ def measure(key: Row, config: Config, files: Mapping[str, Any]) -> Row:
         "validation": scores["validation"][metric],
         "dev": scores["test"][metric],
         "start_validation": training["epochs"][0][metric],
-        "seconds_a_step": training["seconds"] / training["steps"],  # evaluations counted in
+        "seconds_a_step": training["seconds"] / training["steps"],  # evaluations included
+        "peak_GB": training["peak_memory_bytes"] / 1e9,
     }
 
 
@@ -136,7 +139,15 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
     with tiny.glue(config, QUICK, source, MODEL) as files:
         for wave in waves(config, results):
             for key in wave:
-                yield results.find(**key) or results.add(measure(key, config, files))
+                yield results.find(**key) or results.add(_alone(key, config, files))
+
+
+def _alone(key: Row, config: Config, files: Mapping[str, Any]) -> Row:
+    """`measure` in a new process, as the peak memory of a process never falls; --quick saves the seconds of a start."""
+    if is_quick(config, QUICK):
+        return measure(key, config, files)
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(measure, (key, config, files))
 
 
 Finals = dict[str, dict[tuple[str, int], Row]]

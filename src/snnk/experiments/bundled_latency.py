@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from snnk.experiments.bundled_transformers import build
 from snnk.experiments.lab.data import NOWHERE, Source
 from snnk.experiments.lab.records import Results, Row, claim
 
@@ -50,20 +51,6 @@ def total(config: Config) -> int:
     return len(config.models)
 
 
-def _build(name: str, config: Config) -> tuple[Any, dict[str, Any]]:
-    """A model with random weights, and its inputs."""
-    import transformers
-
-    hf: Any = transformers
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)  # transformers draws from the global generator
-        if name == "BERT":
-            ids = torch.zeros(config.texts, config.length, dtype=torch.long)
-            return hf.BertModel(hf.BertConfig(num_hidden_layers=config.layers)).eval(), {"input_ids": ids}
-        vit = hf.ViTForImageClassification(hf.ViTConfig(num_hidden_layers=config.layers, num_labels=1000))
-        return vit.eval(), {"pixel_values": torch.zeros(config.images, 3, 224, 224)}
-
-
 def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
     """One row for each model."""
     try:
@@ -74,7 +61,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
     for name in config.models:
         row = results.find(model=name)
         if row is None:
-            original, inputs = _build(name, config)
+            original, inputs = build(name, config, layers=config.layers, seed=config.seed)
             bundled = copy.deepcopy(original)
             replace_ffn_(bundled, f"top-{config.replaced}", num_features=config.num_features, seed=config.seed)
             bundle_(bundled)

@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from snnk.experiments.lab.data import NOWHERE, Source
 from snnk.experiments.lab.records import Results, Row, claim
 
@@ -59,19 +62,27 @@ def total(config: Config) -> int:
     return len(config.models) * len(FORMS) * len(config.replaced)
 
 
-def _build(name: str, config: Config) -> tuple[Any, dict[str, Any]]:
-    """A model on the meta device, and its inputs."""
-    import torch
+def build(name: str, config: Any, *, layers: int = 12, seed: int | None = None) -> tuple[Any, dict[str, Tensor]]:
+    """BERT-base or ViT-base and its inputs: on the meta device, or with random weights from a seed.
+
+    Args:
+        name: "BERT" or "ViT".
+        config: has `texts`, `length` and `images`, the sizes of the inputs.
+        layers: of the model.
+        seed: None for the meta device.
+    """
     import transformers
 
     hf: Any = transformers
-    with torch.device("meta"):
+    with torch.random.fork_rng(devices=[]), torch.device("meta" if seed is None else "cpu"):
+        if seed is not None:
+            torch.manual_seed(seed)  # transformers draws from the global generator
         if name == "BERT":
             ids = torch.zeros(config.texts, config.length, dtype=torch.long)
-            return hf.BertModel(hf.BertConfig()), {"input_ids": ids}
+            return hf.BertModel(hf.BertConfig(num_hidden_layers=layers)).eval(), {"input_ids": ids}
         # with the classifier of ImageNet, as published: 346 MB, as in the paper
-        vit = hf.ViTForImageClassification(hf.ViTConfig(num_labels=1000))
-        return vit, {"pixel_values": torch.zeros(config.images, 3, 224, 224)}
+        vit = hf.ViTForImageClassification(hf.ViTConfig(num_hidden_layers=layers, num_labels=1000))
+        return vit.eval(), {"pixel_values": torch.zeros(config.images, 3, 224, 224)}
 
 
 def _numbers(model: Any) -> int:
@@ -102,7 +113,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
         raise ImportError(f"this experiment needs {error.name}: pip install 'snnk[hf]'") from None
     for name in config.models:
         for form in FORMS:
-            model, inputs = _build(name, config)
+            model, inputs = build(name, config)
             ffns = find_ffns(model)
             done = 0
             for k in config.replaced:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -36,6 +36,8 @@ WAYS: dict[str, tuple[str, bool]] = {  # features of the plan, and whether atoms
     "neurons, moved": ("atoms", True),
     "random ReLU features": ("relu", False),
 }
+Batch = dict[str, Tensor]
+States = Callable[[Batch], Tensor]
 SMALL, TIE = 1.0, 0.1  # points of Spearman correlation
 
 
@@ -64,8 +66,8 @@ def total(config: Config) -> int:
 class Task:
     """Tokenised sentences to fit to; pairs as batches, first and second sentence in turn; their scores."""
 
-    calibration: list[dict[str, Tensor]]
-    pairs: list[dict[str, Tensor]]
+    calibration: list[Batch]
+    pairs: list[Batch]
     scores: list[float]
 
 
@@ -73,17 +75,14 @@ def read(files: Mapping[str, str], config: Config, seed: int) -> Task:
     """STS-B: train without its scores, and dev."""
     from transformers import AutoTokenizer
 
-    from snnk.finetune.files import glue_files, read_columns
-
     auto: Any = AutoTokenizer
     tokenizer = auto.from_pretrained(files["model"], trust_remote_code=False)
 
-    def encode(texts: list[str], size: int) -> list[dict[str, Tensor]]:
+    def encode(texts: list[str], size: int) -> list[Batch]:
         options: Any = {"padding": True, "truncation": True, "max_length": config.max_length, "return_tensors": "pt"}
         return [dict(tokenizer(texts[i : i + size], **options)) for i in range(0, len(texts), size)]
 
-    _, train, dev = glue_files("stsb", Path(files["data_dir"]))
-    found, tested = read_columns(train, glue=True), read_columns(dev, glue=True)
+    found, tested = tiny.glue_columns("stsb", files["data_dir"])
     texts = sorted({*found["sentence1"], *found["sentence2"]})
     order = random.Random(seed)
     order.shuffle(texts)
@@ -95,25 +94,38 @@ def read(files: Mapping[str, str], config: Config, seed: int) -> Task:
 
 
 @torch.no_grad()
-def vectors(model: Any, batches: list[dict[str, Tensor]]) -> Tensor:
-    """Unit vectors of sentences, (n, d): means of the last hidden states over tokens that are not padding."""
+def vectors(states: States, batches: list[Batch]) -> Tensor:
+    """Unit vectors of sentences, (n, d): means of the last hidden states over the tokens that are not padding."""
     found = []
     for batch in batches:
         mask = batch["attention_mask"][..., None]
-        found.append((model(**batch).last_hidden_state * mask).sum(1) / mask.sum(1))
+        found.append((states(batch) * mask).sum(1) / mask.sum(1))
     return F.normalize(torch.cat(found).double(), dim=1)
 
 
-def measure(model: Any, original: Tensor, task: Task) -> Row:
-    """Quality and size; `original` are the vectors of the model as it was."""
-    from snnk.finetune.scores import spearman
-    from snnk.hf.cost import stored
+def states_of(model: Any) -> States:
+    """The last hidden states of a model as a function of the batch."""
+    return lambda batch: model(**batch).last_hidden_state
 
-    found = vectors(model, task.pairs)
-    tensors = stored(model).values()
+
+def quality(states: States, original: Tensor, task: Task) -> Row:
+    """Spearman correlation on the pairs, in percent, and mean cosine to the vectors of the original model."""
+    from snnk.finetune.scores import spearman
+
+    found = vectors(states, task.pairs)
     return {
         "spearman": 100 * spearman((found[::2] * found[1::2]).sum(1).numpy(), np.array(task.scores)),
         "cosine": float((found * original).sum(1).mean()),
+    }
+
+
+def measure(model: Any, original: Tensor, task: Task) -> Row:
+    """Quality and size of a model; `original` are the vectors of the model before compression."""
+    from snnk.hf.cost import stored
+
+    tensors = stored(model).values()
+    return {
+        **quality(states_of(model), original, task),
         "stored_M": sum(t.numel() for t in tensors) / 1e6,
         "stored_MB": sum(t.nbytes for t in tensors) / 1e6,
     }
@@ -133,7 +145,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
             raise ValueError(f"{files['model']} cannot be loaded as an encoder: {error}") from error
         name = Path(files["model"]).name if Path(files["model"]).is_dir() else files["model"]
         task = read(files, config, config.seed)
-        original = vectors(model, task.pairs)
+        original = vectors(states_of(model), task.pairs)
         row = results.find(way=ORIGINAL)
         if row is None:
             found = measure(model, original, task)

@@ -34,7 +34,7 @@ from torch import Generator, Tensor, nn
 
 from snnk import _checks
 from snnk.experiments.lab.records import Results, Row
-from snnk.experiments.lab.training import Neurons, against, grid, judged, means, uniform
+from snnk.experiments.lab.training import against, grid, judged, means, neurons, uniform
 from snnk.maps import URF
 from snnk.maps.projections import PROJECTIONS, make_generator
 from snnk.nn.linear import SNNKLinear
@@ -127,7 +127,7 @@ def build(network: str, config: Config, seed: int) -> nn.Sequential:
             hidden = SNNKLinear(width, width, m, fm, seed=seed)
         else:
             rows = PROJECTIONS["orthogonal"](m, width, generator) * 0.5 * width**-0.5  # of length 1/2
-            hidden = Neurons(rows, width, activation, m**-0.5, generator)
+            hidden = neurons(rows, width, activation, m**-0.5, generator)
     return nn.Sequential(first, nn.Tanh(), hidden, last)
 
 
@@ -153,8 +153,8 @@ def fit(net: nn.Sequential, config: Config, seed: int) -> float:
     """Set the product of A and the last layer in place, by least squares in float64; returns processor seconds."""
     start = time.process_time()
     layers: list[Any] = list(net)
-    hidden, last = layers[2:]
-    features = copy.deepcopy(nn.Sequential(*layers[:2], hidden.feature_map)).double()
+    (feature_map, matrix_a), last = layers[2:]
+    features = copy.deepcopy(nn.Sequential(*layers[:2], feature_map)).double()
     x = uniform(config.points, 2, bound=config.box, generator=make_generator(seed, stream=1)).double()
     slopes = torch.func.vmap(torch.func.jacrev(features))(x)  # (points, m, 2)
     target = torch.func.vmap(torch.func.grad(lambda point: kinetic(point, config)))(x)  # (points, 2)
@@ -163,7 +163,7 @@ def fit(net: nn.Sequential, config: Config, seed: int) -> float:
         # features are alike where h moves little: what float32 could not hold later is left out
         row = torch.linalg.lstsq(matrix, -target.reshape(-1, 1), rcond=1e-6, driver="gelsd").solution[:, 0]
         w, gauge = last.weight[0].double(), torch.zeros(2, dtype=torch.float64)
-        hidden.weight += torch.outer(w, row - w @ hidden.weight.double()) / (w @ w)  # now w A = row
+        matrix_a.weight += torch.outer(w, row - w @ matrix_a.weight.double()) / (w @ w)  # now w A = row
         last.bias.copy_(potential(gauge, config) - features(gauge) @ row)
     return time.process_time() - start
 
@@ -180,7 +180,7 @@ def _counts(net: nn.Sequential, network: str) -> Row:
         return {"trained": sum(p.numel() for p in net.parameters()), "frozen": frozen}
     layers: list[Any] = list(net)  # of A and the last layer only their product counts, a number for each feature
     drawn = sum(p.numel() for p in layers[0].parameters())
-    return {"trained": layers[2].feature_map.num_features + 1, "frozen": frozen + drawn}
+    return {"trained": layers[2][0].num_features + 1, "frozen": frozen + drawn}
 
 
 def run(config: Config, results: Results, source: Any = None) -> Iterator[Row]:

@@ -32,7 +32,7 @@ from torch import Generator, Tensor, nn
 
 from snnk import _checks
 from snnk.experiments.lab.records import Results, Row
-from snnk.experiments.lab.training import Neurons, against, grid, judged, means, uniform
+from snnk.experiments.lab.training import against, grid, judged, means, neurons, uniform
 from snnk.maps import URF
 from snnk.maps.projections import make_generator
 from snnk.nn.linear import SNNKLinear
@@ -131,7 +131,7 @@ def build(network: str, hidden: int, config: Config, seed: int) -> nn.Sequential
     elif network == "SNNK, neurons":
         m = config.num_features  # rows as SIREN draws its own; the outputs have the variance of a sine layer's
         rows = uniform(m, width, bound=(6 / width) ** 0.5, generator=generator)
-        net[1 + middle] = Neurons(rows, width, "sin", (3 / m) ** 0.5, generator)
+        net[1 + middle] = neurons(rows, width, "sin", (3 / m) ** 0.5, generator)
     return net
 
 

@@ -79,6 +79,14 @@ def _glue_folder(data_dir: str, tasks: Iterable[str], folder: Path) -> str:
     return str(root)
 
 
+def glue_columns(task: str, data_dir: str | Path) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+    """The columns of a GLUE task's training file and of its dev file, by name."""
+    from snnk.finetune.files import glue_files, read_columns
+
+    row, train, dev = glue_files(task, Path(data_dir))
+    return read_columns(train, row.columns, glue=True), read_columns(dev, row.columns, glue=True)
+
+
 def hub_glue(task: str, folder: Path) -> None:
     """Write a task of the hub's GLUE as the files that GLUE has."""
     from snnk.finetune.files import GLUE, GLUE_HUB, hub_columns

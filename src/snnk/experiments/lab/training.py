@@ -29,24 +29,19 @@ def grid(size: int, box: float = 1.0) -> Tensor:
     return torch.stack(torch.meshgrid(t, t, indexing="ij"), -1).reshape(-1, 2)
 
 
-class Neurons(nn.Module):
-    """phi(h) A^T with phi(h) = f(G h + c): rows of G (m, in) are given and frozen, as is c, of any phase; A is trained.
+def neurons(rows: Tensor, out_features: int, activation: str, bound: float, generator: Generator) -> nn.Sequential:
+    """Layers phi(h) = f(G h + c) with given rows G (m, in) and random phases c, both frozen, and a trained matrix A.
 
     Example:
-        >>> Neurons(torch.ones(4, 3), 5, "sin", 0.1, torch.Generator())(torch.zeros(2, 3)).shape
+        >>> neurons(torch.ones(4, 3), 5, "sin", 0.1, torch.Generator())(torch.zeros(2, 3)).shape
         torch.Size([2, 5])
     """
-
-    def __init__(self, rows: Tensor, out_features: int, activation: str, bound: float, generator: Generator) -> None:
-        super().__init__()
-        m, in_features = rows.shape
-        self.feature_map = Directions(in_features, m, activation)
-        self.feature_map.set_(rows)
-        self.feature_map.projection[:, -1] = uniform(m, bound=math.pi, generator=generator)
-        self.weight = nn.Parameter(uniform(out_features, m, bound=bound, generator=generator))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.feature_map(x), self.weight)
+    m, in_features = rows.shape
+    feature_map = Directions(in_features, m, activation).set_(rows)
+    feature_map.projection[:, -1] = uniform(m, bound=math.pi, generator=generator)
+    linear = nn.utils.skip_init(nn.Linear, m, out_features, bias=False)
+    linear.weight = nn.Parameter(uniform(out_features, m, bound=bound, generator=generator))
+    return nn.Sequential(feature_map, linear)
 
 
 def mlp(sizes: tuple[int, int, int, int], num_features: int | None, config: Any, seed: int) -> nn.Module:
