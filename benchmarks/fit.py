@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 import torch
 
 from snnk.experiments.lab.records import Results, Row
-from snnk.tabular.model import ROWS, FitConfig
-from snnk.tabular.stream import fit
+from snnk.tabular import FitConfig, fit
+from snnk.tabular.model import ROWS
 
 MEMORY_BOUND, SPEED_BOUND = 1.5e9, 0.6
 

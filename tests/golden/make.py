@@ -27,8 +27,7 @@ import snnk
 import snnk.finetune
 import snnk.hf
 import snnk.peft
-import snnk.tabular.stream
-from snnk.tabular.model import FitConfig, TableModel
+from snnk.tabular import FitConfig, TableModel, fit
 
 SIZES = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 43}
 SIZES["max_position_embeddings"] = 32
@@ -97,9 +96,7 @@ def make_tables(out):
         for target, feature_map in (("y", "fourier"), ("k", "relu")):
             pq.write_table(table().drop(["y" if target == "k" else "k"]), data)
             folder = out / f"table-{target}"
-            snnk.tabular.stream.fit(
-                data, folder, FitConfig(target=target, num_features=16, feature_map=feature_map, lam=0.1)
-            )
+            fit(data, folder, FitConfig(target=target, num_features=16, feature_map=feature_map, lam=0.1))
             model = TableModel.load(folder)
             found[target] = [value for values, _ in model.predict(data) for value in values]
     return found

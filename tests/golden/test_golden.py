@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 import snnk.finetune
 import snnk.hf
 import snnk.peft
-from snnk.tabular.model import TableModel
+from snnk.tabular import TableModel
 
 HERE = Path(__file__).parent
 VERSIONS = sorted(path.parent.name for path in HERE.glob("*/expected.json"))

@@ -180,20 +180,20 @@ def load_bundle(folder: Path) -> Any:
 
 
 def fit_config() -> Any:
-    from snnk.tabular.model import FitConfig
+    from snnk.tabular import FitConfig
 
     return FitConfig("y", num_features=16, lam=0.1)
 
 
 def make_model(folder: Path) -> None:
-    from snnk.tabular import stream
+    from snnk import tabular
 
     make_table(folder, "parquet")
-    stream.fit(folder / "table.parquet", folder / "model", fit_config())
+    tabular.fit(folder / "table.parquet", folder / "model", fit_config())
 
 
 def load_model(folder: Path) -> Any:
-    from snnk.tabular.model import TableModel
+    from snnk.tabular import TableModel
 
     model = TableModel.load(folder / "model")
     try:
@@ -204,7 +204,7 @@ def load_model(folder: Path) -> Any:
 
 def make_fit(folder: Path) -> None:
     """A checkpoint after the third block of four."""
-    from snnk.tabular import stream
+    from snnk import tabular
 
     def stop(what: str, rows: int, total: int) -> None:
         if what == "fitting" and rows >= 45:
@@ -212,7 +212,7 @@ def make_fit(folder: Path) -> None:
 
     make_table(folder, "parquet")
     with contextlib.suppress(KeyboardInterrupt):
-        stream.fit(folder / "table.parquet", folder / "out", fit_config(), checkpoint_seconds=0.0, progress=stop)
+        tabular.fit(folder / "table.parquet", folder / "out", fit_config(), checkpoint_seconds=0.0, progress=stop)
     if not list(folder.glob("out/.checkpoint/part-*")):
         raise RuntimeError("there is no checkpoint to damage")
 
@@ -220,9 +220,9 @@ def make_fit(folder: Path) -> None:
 def load_fit(folder: Path) -> Any:
     from safetensors.torch import load_file
 
-    from snnk.tabular import stream
+    from snnk import tabular
 
-    report = stream.fit(folder / "table.parquet", folder / "out", fit_config())
+    report = tabular.fit(folder / "table.parquet", folder / "out", fit_config())
     return {**load_file(folder / "out" / "model.safetensors"), "rows": report["rows"]}
 
 

@@ -10,14 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from snnk.tabular.model import TableModel
+from snnk.tabular import TableModel
 
 # One interpreter that imports everything and computes nothing, so that it has one thread, and forks a process per run.
 SERVER = """
 import os, signal, sys
 import pyarrow.parquet, pyarrow.compute, pyarrow.dataset, safetensors.torch, torch
-from snnk.tabular.model import FitConfig
-from snnk.tabular.stream import fit
+from snnk.tabular import FitConfig, fit
 
 pyarrow.set_cpu_count(1)
 torch.set_num_threads(1)

@@ -10,8 +10,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from snnk.tabular.model import FitConfig, TableModel
-from snnk.tabular.stream import fit
+from snnk.tabular import FitConfig, TableModel, fit
 
 ROWS = 60
 X = np.linspace(-2, 2, ROWS)
@@ -437,7 +436,7 @@ def test_a_prediction_is_never_nan(model, value, tmp_path):
     pq.write_table(pa.table({"x": far, "k": ["a", "b"] * 30}), tmp_path / "t.parquet")
     with pytest.raises(ValueError, match=r"column 'x' is .* at row 41 of t.parquet\[0\], more than 2\^24 standard dev"):
         model.write_predictions(tmp_path / "t.parquet", tmp_path / "p.csv")
-    count, _, _ = model.with_missing("drop").write_predictions(tmp_path / "t.parquet", tmp_path / "p.csv")
+    count, _, _ = model.write_predictions(tmp_path / "t.parquet", tmp_path / "p.csv", missing="drop")
     lines = (tmp_path / "p.csv").read_text().splitlines()
     assert count == ROWS - 1 and lines[42] == '""' and np.isfinite([float(v) for v in lines[1:42] + lines[43:]]).all()
 

@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from snnk import ArcCosine
 from snnk.ridge.sums import RidgeStats
-from snnk.tabular.model import FitConfig, TableModel
+from snnk.tabular import FitConfig, TableModel, fit
 from snnk.tabular.scan import Scan
 from snnk.tabular.source import Table
-from snnk.tabular.stream import accumulate, fit
+from snnk.tabular.stream import accumulate
 
 CONFIG = FitConfig("y", 64, block_dtype="float64", lam=1e-2)
 
@@ -352,7 +352,7 @@ def test_prediction_tables(parquet, tmp_path):
     pq.write_table(pa.table({"k": kind, "a": a}), tmp_path / "q.parquet")
     with pytest.raises(ValueError, match=r"a: 1\), the first at row 5"):
         model.write_predictions(tmp_path / "q.parquet", tmp_path / "q.csv")
-    count, score, _ = model.with_missing("drop").write_predictions(tmp_path / "q.parquet", tmp_path / "q.csv")
+    count, score, _ = model.write_predictions(tmp_path / "q.parquet", tmp_path / "q.csv", missing="drop")
     assert count == 999 and score == {} and (tmp_path / "q.csv").read_text().split("\n")[6] == '""'
     with pytest.raises(ValueError, match=r"there is no folder .*no for p.csv"):
         model.write_predictions(parquet, tmp_path / "no" / "p.csv")

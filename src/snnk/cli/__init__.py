@@ -20,7 +20,7 @@ except ImportError as missing:
     raise SystemExit(f"snnk: the command line needs {missing.name}; install it with: pip install 'snnk[cli]'") from None
 
 import snnk
-from snnk import _checks, _io
+from snnk import _checks, _io, tabular
 from snnk._text import one_line, printable
 from snnk.cli.finetune import finetune_command
 from snnk.cli.printing import make_table, say, wrote
@@ -30,7 +30,6 @@ from snnk.experiments import names as experiments
 from snnk.experiments.lab import estimate
 from snnk.experiments.lab.page import write_page
 from snnk.maps.activations import ACTIVATIONS
-from snnk.tabular import stream
 from snnk.tabular.model import MAPS, FitConfig, TableModel
 
 # the base of all usage errors, by way of a public name: typer has used its own copy of click since 0.2x
@@ -215,7 +214,7 @@ def fit_command(
                 speed=f"{rows:,} rows, {rate:,.0f} rows/s" if rows > before else "",
             )
 
-        report = stream.fit(data, out, config, checkpoint_seconds=checkpoint_seconds, progress=show)
+        report = tabular.fit(data, out, config, checkpoint_seconds=checkpoint_seconds, progress=show)
     if first:
         shown = ("task", "rows", "inputs", "num_features", "lam", "score", "degrees_of_freedom", "condition", "seconds")
         rows = [{"what": key.replace("_", " "), "value": report[key]} for key in shown]
@@ -242,7 +241,7 @@ def predict_command(
     if out.exists():
         raise ValueError(f"{out} exists already; name another file")
     loaded = TableModel.load(model)
-    count, score, unseen = (loaded.with_missing(missing) if missing else loaded).write_predictions(data, out)
+    count, score, unseen = loaded.write_predictions(data, out, missing=missing or None)
     told = "".join(f", {name} {value:.4f}" for name, value in score.items())
     say(console, f"{count:,} predictions{told}")
     for name, number in unseen.items():

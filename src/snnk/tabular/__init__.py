@@ -1,1 +1,10 @@
-"""Closed-form training on tables of any length: one pass for the columns, one pass for the sums."""
+"""Tables of any length, fitted in closed form: one pass for the statistics of the columns, one for the sums.
+
+fit("train.parquet", "model", FitConfig(target="price"))                               # snnk fit
+TableModel.load("model").write_predictions("test.parquet", "predictions.csv")          # snnk predict
+"""
+
+from snnk.tabular.model import FitConfig, TableModel
+from snnk.tabular.stream import fit
+
+__all__ = ["FitConfig", "TableModel", "fit"]

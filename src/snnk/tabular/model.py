@@ -1,15 +1,16 @@
-"""What `snnk fit` makes: columns, a feature map and one matrix, saved as safetensors and JSON."""
+"""The model that `snnk fit` writes: columns, a feature map and one matrix, in safetensors and JSON."""
 
 from __future__ import annotations
 
 import csv
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,16 +19,19 @@ from torch import Tensor
 from snnk import _checks, _io
 from snnk.maps import ArcCosine, FeatureMap, ProjectedURF
 from snnk.ridge.sums import BLOCK_DTYPES
-from snnk.tabular.columns import MISSING, Columns, read_column
-from snnk.tabular.scaling import LARGEST, standardise
+from snnk.tabular.columns import MISSING, Column, Columns, read_column
+from snnk.tabular.scaling import LARGEST, Array, standardise
 from snnk.tabular.scan import TASKS
-from snnk.tabular.source import Table
+from snnk.tabular.source import Source, Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FORMAT = "snnk.TableModel 1"
-FARTHEST = 1e150  # units of a target whose squares still add up
-# What a spreadsheet takes for the beginning of a formula (OWASP, "CSV Injection"), and a plain number, which is none.
+FARTHEST = 1e150  # in units of the target; the squares of larger numbers overflow when they are added
+# A cell that begins like this is a formula to a spreadsheet (OWASP, "CSV Injection"), unless it is a plain number.
 FORMULA, NUMBER = re.compile(r"[=+\-@\t\r\n]"), re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
-ROWS = 2048  # rows whose features are held at once: few enough to stay in memory that the allocator keeps
+ROWS = 2048  # number of rows whose features are held at once, few enough for memory that the allocator keeps
 
 
 def _fourier(width: int, m: int, bandwidth: float, x_norm: float, seed: int) -> FeatureMap:
@@ -49,13 +53,17 @@ class FitConfig:
         target: name of the target column.
         num_features: number m of random features; even for "fourier".
         feature_map: "fourier" (cos and sin) or "relu".
-        bandwidth: of "fourier": standard deviation of the angles; larger fits finer detail.
-        lam: the penalty, a number or "gcv".
-        task: "auto", "regression" or "classification".
-        missing: "raise", "drop" or "mean".
-        drop: columns to leave out.
-        block_dtype: "float32" (features and their products within a block; sums are float64 always) or "float64".
-        seed: of the features.
+        bandwidth: standard deviation of the angles of "fourier"; a larger one fits finer detail.
+        lam: the penalty of the ridge regression, or "gcv" to choose it by generalised cross-validation.
+        task: "regression", "classification", or "auto", by the type and the values of the target.
+        missing: the policy for missing values: "raise", "drop" (the row) or "mean".
+        drop: names of columns to leave out.
+        block_dtype: "float32" or "float64", for features and their products within a block; sums are always float64.
+        seed: seed of the random features.
+
+    Example:
+        >>> FitConfig("price", num_features=1024, drop=("id",)).lam
+        'gcv'
     """
 
     target: str
@@ -78,7 +86,7 @@ class FitConfig:
             raise TypeError(f"seed must be an integer; got {self.seed!r}")
         _checks.choose(self.feature_map, MAPS, "feature map")
         m = _checks.positive_int(self.num_features, "num_features")
-        object.__setattr__(self, "num_features", m)  # a numpy integer is no JSON
+        object.__setattr__(self, "num_features", m)  # JSON has no numpy integers
         if self.feature_map == "fourier" and m % 2:
             raise ValueError(f"num_features must be even for 'fourier', cos and sin come in pairs; got {m}")
         _checks.positive(self.bandwidth, "bandwidth")
@@ -91,7 +99,7 @@ class FitConfig:
 
     @classmethod
     def from_dict(cls, stored: Any) -> FitConfig:
-        """Settings as a file has them: all of them, and no others."""
+        """A configuration from a file, which must have every setting and no other key."""
         known = {f.name for f in fields(cls)}
         if not isinstance(stored, dict) or set(stored) != known:
             raise ValueError(f"settings must be {', '.join(sorted(known))}; got others")
@@ -100,22 +108,53 @@ class FitConfig:
         return cls(**{**stored, "drop": tuple(stored["drop"])})
 
     def make_map(self, columns: Columns) -> FeatureMap:
+        """Draw the feature map for the inputs of some columns."""
         make = MAPS[self.feature_map]
-        x_norm = math.sqrt(len(columns.inputs))  # a standardised number and a one-hot category have length one each
+        # A standardised number has mean square 1, and a one-hot category has length 1.
+        x_norm = math.sqrt(len(columns.inputs))
         return make(columns.width, self.num_features, self.bandwidth, x_norm, self.seed)
+
+
+class PredictionSummary(NamedTuple):
+    """What `TableModel.write_predictions` returns."""
+
+    rows: int  # number of predictions
+    score: dict[str, float]  # {"R2": ...} or {"accuracy": ...}, empty if the table has no target
+    unseen: dict[str, int]  # number of values that were not there in training, by column
+
+
+class _Predicted(NamedTuple):
+    """A record batch with the outputs (n, t) for its rows in `keep`."""
+
+    outputs: Tensor
+    keep: Tensor
+    batch: pa.RecordBatch
+    label: str
+    first_row: int
 
 
 @dataclass(frozen=True, eq=False)
 class TableModel:
     """phi(x) A^T + b on the columns of a table, times the unit of the target.
 
-    The unit, `columns.target.scale`, is 1 but for targets below about 1e-18 or above 1e18.
+    The unit, `columns.target.scale`, is 1 except for targets below about 1e-18 or above 1e18.
 
     Args:
-        columns: how rows become inputs.
+        columns: the encoding of rows as inputs.
         feature_map: phi.
         weight, bias: A (t, m) and b (t,), float64; t is 1 or the number of classes.
-        config: what it was fitted with.
+        config: the configuration of the fit.
+
+    Example:
+        >>> import pyarrow as pa, pyarrow.parquet as pq, tempfile
+        >>> from snnk.tabular import fit
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> x = np.linspace(-2, 2, 200)
+        >>> pq.write_table(pa.table({"x": x, "y": np.sin(x)}), folder / "data.parquet")
+        >>> _ = fit(folder / "data.parquet", folder / "model", FitConfig("y", num_features=32))
+        >>> model = TableModel.load(folder / "model")
+        >>> model.write_predictions(folder / "data.parquet", folder / "predictions.csv").rows
+        200
     """
 
     columns: Columns
@@ -125,31 +164,65 @@ class TableModel:
     config: FitConfig
 
     def outputs(self, x: Tensor) -> Tensor:
-        """Encoded inputs (n, width) -> (n, t): predictions, or a score for each class."""
+        """Map encoded inputs (n, width) to outputs (n, t): predictions, or one score per class."""
         with torch.no_grad():
             return (self.feature_map.phi(x).double() @ self.weight.T + self.bias) * self.columns.target.scale
 
-    def with_missing(self, policy: str) -> TableModel:
-        """The same model with another policy for missing values: "raise", "drop" or "mean"."""
-        _checks.choose(policy, MISSING, "policy for missing values")
-        return replace(self, columns=replace(self.columns, missing=policy))
+    def predict(self, source: Source, *, missing: str | None = None) -> Iterator[tuple[list[Any], Tensor]]:
+        """Yield (predictions, mask of the rows that they are for) per batch of a table, in the order of its rows.
 
-    def predict(self, source: Any) -> Iterator[tuple[list[Any], Tensor]]:
-        """(predictions, which rows they are for) for each batch of a table, in the order of its rows."""
-        for found, keep, _ in self._batches(Table(source), [c.name for c in self.columns.inputs]):
-            yield self._named(found), keep
+        Args:
+            source: a Parquet, CSV or Arrow file, a folder of them, or a datasets.Dataset.
+            missing: the policy for missing values; by default that of the fit.
+        """
+        for part in self._predict(Table(source), [c.name for c in self.columns.inputs], missing):
+            yield self._named(part.outputs), part.keep
 
-    def _batches(
-        self, table: Table, names: list[str], unseen: Counter[str] | None = None
-    ) -> Iterator[tuple[Tensor, Tensor, tuple[Any, str, int]]]:
-        """Outputs, which rows they are for, and the batch that they come from, with its block and first row."""
-        absent = [c.name for c in self.columns.inputs if c.name not in table.names]
+    def write_predictions(
+        self, source: Source, path: str | os.PathLike[str], *, missing: str | None = None
+    ) -> PredictionSummary:
+        """Write one prediction per line to a CSV file; the line of a row that was dropped is empty.
+
+        The names of classes come from a table, and could be made to look like formulas. A name that begins with =, +,
+        -, @, a tab or a line break and is no plain number gets an apostrophe in front, so that a spreadsheet shows it
+        as text. `predict` returns names as they are.
+
+        Args:
+            source: a Parquet, CSV or Arrow file, a folder of them, or a datasets.Dataset.
+            path: the CSV file.
+            missing: the policy for missing values; by default that of the fit.
+        """
+        path, table, target = Path(path), Table(source), self.columns.target
+        if not path.parent.is_dir():
+            raise ValueError(f"there is no folder {path.parent} for {path.name}; make it, or name another")
+        names = [c.name for c in (*self.columns.inputs, target) if c.name in table.names]
+        rows, score, unseen = 0, _Score(target), Counter[str]()
+        with _io.replacing(path) as temporary, temporary.open("w", newline="") as file:
+            # Some spreadsheets cut lines at semicolons and tabs, unless there are quotes around the cell.
+            cut = any(mark in name for name in (target.name, *(target.categories or ())) for mark in ";\t")
+            writer = csv.writer(file, quoting=csv.QUOTE_ALL if cut else csv.QUOTE_MINIMAL)
+            writer.writerow([f"predicted_{target.name}"])
+            for part in self._predict(table, names, missing, unseen):
+                found = iter(_cell(name) for name in self._named(part.outputs))
+                writer.writerows([next(found)] if kept else [""] for kept in part.keep.tolist())
+                rows += len(part.outputs)
+                if target.name in names:
+                    score.add(part)
+        return PredictionSummary(rows, score.result(), {name: number for name, number in unseen.items() if number})
+
+    def _predict(
+        self, table: Table, names: list[str], missing: str | None, unseen: Counter[str] | None = None
+    ) -> Iterator[_Predicted]:
+        columns = self.columns
+        if missing is not None:
+            columns = replace(columns, missing=_checks.choose(missing, MISSING, "policy for missing values"))
+        absent = [c.name for c in columns.inputs if c.name not in table.names]
         if absent:
             raise ValueError(f"no column {', '.join(map(repr, absent))}; the table has {', '.join(table.names)}")
         for label, batches in table.blocks(columns=names):
             first = 0
             for batch in batches:
-                x, _, keep = self.columns.encode(batch, label, with_target=False, unseen=unseen, first_row=first)
+                x, _, keep = columns.encode(batch, label, first_row=first, with_target=False, unseen=unseen)
                 outputs = torch.cat([self.outputs(part) for part in x.split(ROWS)])
                 wrong = ~outputs.isfinite().all(1)
                 if bool(wrong.any()):
@@ -158,7 +231,7 @@ class TableModel:
                         f"the prediction for row {row} of {label} is beyond the largest float64: its inputs are far "
                         "from those of the training"
                     )
-                yield outputs, keep, (batch, label, first)
+                yield _Predicted(outputs, keep, batch, label, first)
                 first += batch.num_rows
         table.check_unchanged()
 
@@ -166,57 +239,8 @@ class TableModel:
         classes = self.columns.target.categories
         return outputs[:, 0].tolist() if classes is None else [classes[i] for i in outputs.argmax(1).tolist()]
 
-    def write_predictions(self, source: Any, path: str | Path) -> tuple[int, dict[str, float], dict[str, int]]:
-        """One prediction per line to a CSV file, empty for rows left out.
-
-        The name of a class comes from a table and may be made to look like a formula: one that begins with =, +, -, @,
-        a tab or a line break and is no plain number gets an apostrophe in front, and a spreadsheet shows it as text.
-        `predict` returns names as they are.
-
-        Returns how many there are, a score if y is known, and values not seen in training, by column.
-        """
-        path, table, target = Path(path), Table(source), self.columns.target
-        unseen: Counter[str] = Counter()
-        if not path.parent.is_dir():
-            raise ValueError(f"there is no folder {path.parent} for {path.name}; make it, or name another")
-        names = [c.name for c in (*self.columns.inputs, target) if c.name in table.names]
-        count, sums = 0, np.zeros(4)  # over rows with a target: 1, hit or squared error, y, y^2
-        with _io.replacing(path) as temporary, temporary.open("w", newline="") as file:
-            # Some spreadsheets cut lines at semicolons and tabs, unless there are quotes around the cell.
-            cut = any(mark in name for name in (target.name, *(target.categories or ())) for mark in ";\t")
-            writer = csv.writer(file, quoting=csv.QUOTE_ALL if cut else csv.QUOTE_MINIMAL)
-            writer.writerow([f"predicted_{target.name}"])
-            for outputs, keep, (batch, label, first) in self._batches(table, names, unseen):
-                found = iter(_cell(name) for name in self._named(outputs))
-                writer.writerows([next(found)] if kept else [""] for kept in keep.tolist())
-                count += len(outputs)
-                if target.name in names:
-                    y, bad = read_column(batch, target, label)
-                    known = keep.numpy() & ~bad
-                    guess = (outputs[:, 0] if target.categories is None else outputs.argmax(1)).numpy()[
-                        ~bad[keep.numpy()]
-                    ]
-                    if target.categories is None:  # sums of squares keep their digits about the mean
-                        y, guess = (standardise(values, target.mean, target.scale) for values in (y, guess))
-                        far = known & (np.abs(y) > FARTHEST)
-                        if far.any():
-                            raise ValueError(
-                                f"{target.name!r} at row {first + int(far.argmax())} of {label} is too far from its "
-                                f"mean in training, {target.mean:g}, to count in a score; leave the column out"
-                            )
-                    y = y[known].astype(float)
-                    loss = np.square(guess - y) if target.categories is None else guess == y
-                    sums += [len(y), loss.sum(), y.sum(), np.square(y).sum()]
-        n, loss, total, squares = sums
-        score: dict[str, float] = {}
-        if n:
-            spread = squares - total**2 / n
-            r2 = {"R2": 1 - loss / spread if spread else 0.0}
-            score = r2 if target.categories is None else {"accuracy": loss / n}
-        return count, score, {name: number for name, number in unseen.items() if number}
-
-    def save(self, folder: str | Path) -> None:
-        """Write model.safetensors, then model.json, each whole or not at all."""
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write model.safetensors, then model.json; each appears whole or not at all."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {f"feature_map.{k}": v for k, v in self.feature_map.state_dict().items()}
@@ -225,7 +249,7 @@ class TableModel:
         _io.write_json(folder / "model.json", body)
 
     @classmethod
-    def load(cls, folder: str | Path) -> TableModel:
+    def load(cls, folder: str | os.PathLike[str]) -> TableModel:
         """Read a folder that `save` wrote; anything missing or unexpected is an error that names it."""
         folder = Path(folder)
         path, weights = folder / "model.json", folder / "model.safetensors"
@@ -240,22 +264,7 @@ class TableModel:
             config, columns = FitConfig.from_dict(stored.get("config")), Columns.from_dict(stored.get("columns"))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path} is damaged: {error}; copy it again, or fit again") from error
-        t, m, d = columns.target.width, config.num_features, columns.width
-        with _io.open_tensors(weights) as file:
-            found = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in _slices(file)}
-            expected = {"weight": ("F64", (t, m)), "bias": ("F64", (t,))}
-            # The header bounds what is drawn: it has as many bytes behind it as it says.
-            drawn = math.prod(found.get("feature_map.projection", ("", (0,)))[1])
-            if any(found.get(name) != entry for name, entry in expected.items()) or d * m > 2 * drawn:
-                wrong = [name for name, entry in expected.items() if found.get(name) != entry]
-                raise ValueError(_mismatch(weights, wrong or ["feature_map.projection"]))
-            fm = config.make_map(columns)
-            expected |= {f"feature_map.{name}": ("F32", tuple(x.shape)) for name, x in fm.state_dict().items()}
-            if found != expected:
-                raise ValueError(
-                    _mismatch(weights, [k for k in found.keys() | expected if found.get(k) != expected.get(k)])
-                )
-            tensors = {name: file.get_tensor(name) for name in found}
+        tensors, fm = _load_tensors(weights, config, columns)
         for name, tensor in tensors.items():
             if not bool(tensor.isfinite().all()):
                 raise ValueError(
@@ -266,15 +275,63 @@ class TableModel:
         return cls(columns, fm, tensors["weight"], tensors["bias"], config)
 
 
-def _slices(file: Any) -> Iterator[tuple[str, Any]]:
-    return ((name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118 (it is no dict)
+def _load_tensors(path: Path, config: FitConfig, columns: Columns) -> tuple[dict[str, Tensor], FeatureMap]:
+    """The tensors of a model, and its map; shapes and dtypes are compared with the header before a map is drawn."""
+    t, m, d = columns.target.width, config.num_features, columns.width
+    with _io.open_tensors(path) as file:
+        found = _io.tensor_header(file)
+        expected = {"weight": ("F64", (t, m)), "bias": ("F64", (t,))}
+        wrong = [name for name, entry in expected.items() if found.get(name) != entry]
+        # The header has been checked against the size of the file, so the stored projection bounds what is drawn.
+        if wrong or d * m > 2 * math.prod(found.get("feature_map.projection", ("", (0,)))[1]):
+            raise _mismatch(path, wrong or ["feature_map.projection"])
+        fm = config.make_map(columns)
+        expected |= {f"feature_map.{name}": ("F32", tuple(x.shape)) for name, x in fm.state_dict().items()}
+        if found != expected:
+            raise _mismatch(path, [k for k in found.keys() | expected if found.get(k) != expected.get(k)])
+        return {name: file.get_tensor(name) for name in found}, fm
 
 
-def _mismatch(path: Path, names: list[str]) -> str:
-    return f"{path} does not fit model.json: {', '.join(sorted(names))}; copy both again, or fit again"
+def _mismatch(path: Path, names: list[str]) -> ValueError:
+    return ValueError(f"{path} does not fit model.json: {', '.join(sorted(names))}; copy both again, or fit again")
+
+
+class _Score:
+    """R2 or accuracy, from sums over the rows with a target."""
+
+    def __init__(self, target: Column) -> None:
+        self.target = target
+        self.sums = np.zeros(4)  # of 1, of squared errors or hits, of y and of y^2
+
+    def add(self, part: _Predicted) -> None:
+        target, keep = self.target, part.keep.numpy()
+        y, bad = read_column(part.batch, target, part.label)
+        known = keep & ~bad
+        numbers = target.categories is None
+        guess: Array = (part.outputs[:, 0] if numbers else part.outputs.argmax(1)).numpy()[~bad[keep]]
+        if numbers:  # about the mean, sums of squares keep their digits
+            y, guess = (standardise(values, target.mean, target.scale) for values in (y, guess))
+            far = known & (np.abs(y) > FARTHEST)
+            if far.any():
+                raise ValueError(
+                    f"{target.name!r} at row {part.first_row + int(far.argmax())} of {part.label} is too far from its "
+                    f"mean in training, {target.mean:g}, to count in a score; leave the column out"
+                )
+        y = y[known].astype(float)
+        loss = np.square(guess - y) if numbers else guess == y
+        self.sums += [len(y), loss.sum(), y.sum(), np.square(y).sum()]
+
+    def result(self) -> dict[str, float]:
+        n, loss, total, squares = self.sums
+        if not n:
+            return {}
+        if self.target.categories is not None:
+            return {"accuracy": loss / n}
+        variation = squares - total**2 / n
+        return {"R2": 1 - loss / variation if variation else 0.0}
 
 
 def _cell(value: Any) -> Any:
-    """The cell of a CSV file for a prediction; see `write_predictions`."""
+    """A prediction as a cell of a CSV file; see `write_predictions`."""
     formula = isinstance(value, str) and FORMULA.match(value) and not NUMBER.fullmatch(value)
     return f"'{value}" if formula else value

@@ -1,12 +1,9 @@
-"""Closed-form training from a table of any length: one cheap pass for the columns, one pass for the sums.
+"""Closed-form training on a table of any length: one pass for the columns, one pass for the sums.
 
-    snnk.tabular.stream.fit(source, out, FitConfig(target="y"))          # or: snnk fit DATA --target y --out DIR
+    fit("train.parquet", "model", FitConfig(target="price"))     # snnk fit train.parquet --target price --out model
 
-Blocks of rows (see source.py) are shared out over the workers of a torchrun cluster; their float64 sums are
-all-reduced, so the result does not depend on the number of workers beyond rounding. A checkpoint is a set of parts. A
-part belongs to one process and is one file: its sums, with the names of the blocks counted in them. Renaming it into
-place is the one moment at which blocks become counted, so a run may be killed at any time. A restart leaves old parts
-as they are, counts the blocks that no part names, and adds all parts at the end.
+Blocks of rows are shared among the workers of a torchrun cluster. Their float64 sums are all-reduced, so the result
+does not depend on the number of workers beyond rounding. A run that was killed goes on from its checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ import math
 import os
 import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
@@ -25,131 +21,108 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from snnk import _io
 from snnk.maps import FeatureMap
 from snnk.ridge.sums import BLOCK_DTYPES, RidgeStats
+from snnk.tabular.checkpoint import Checkpoint
 from snnk.tabular.columns import Columns
 from snnk.tabular.model import ROWS, FitConfig, TableModel
 from snnk.tabular.scan import Scan
-from snnk.tabular.source import Table
+from snnk.tabular.source import Source, Table
+from snnk.tabular.workers import Workers
 
-Progress = Callable[[str, int, int], None]  # what is being done, rows done, rows in all (0 if not known)
-
-
-class Workers:
-    """The processes of a torchrun cluster, or this one alone; each on its own GPU if the machine has them."""
-
-    def __init__(self) -> None:
-        self.started = False
-        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self.device = torch.device("cpu")
-        if torch.cuda.is_available():
-            self.device = torch.device("cuda", self.local_rank % torch.cuda.device_count())
-            torch.cuda.set_device(self.device)
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-            # what is gathered is on the CPU, the sums are where the features are
-            dist.init_process_group("gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl")
-            self.started = True
-        self.on = dist.is_available() and dist.is_initialized()
-        self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if self.on else (0, 1)
-
-    def gather(self, value: Any) -> list[Any]:
-        """`value` of every worker, by rank."""
-        if not self.on:
-            return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return values
-
-    def sum_(self, tensors: Iterable[Tensor]) -> None:
-        """Sum tensors over the workers, in place."""
-        if self.on:
-            for tensor in tensors:
-                dist.all_reduce(tensor)
-
-    def close(self) -> None:
-        if self.started:
-            dist.destroy_process_group()
+Progress = Callable[[str, int, int], None]  # what is being done, rows done, rows in all (0 if not known yet)
 
 
-class Checkpoint:
-    """Parts of a run in a folder; see the top of this file.
+def fit(
+    source: Source,
+    out: str | os.PathLike[str],
+    config: FitConfig,
+    *,
+    checkpoint_seconds: float = 60.0,
+    progress: Progress = lambda what, rows, total: None,
+) -> dict[str, Any]:
+    """Fit phi(x) A^T + b to a table, write the model to the folder `out`, and return the report.
 
-    The note of a part says what it belongs to (`key`), its `blocks`, how many `rows` they have, and the hash (`digest`)
-    of these three and the sums.
+    Under torchrun every worker calls this with the same arguments, and the first one writes. A run that was killed goes
+    on from its checkpoint in `out` when it is called again.
+
+    Args:
+        source: a Parquet, CSV or Arrow file, a folder of them, or a datasets.Dataset.
+        out: folder for model.safetensors, model.json and report.json; must not hold a model yet.
+        config: what to fit.
+        checkpoint_seconds: time between checkpoints.
+        progress: a function that is called with (what is being done, rows done by all workers, rows in all).
+
+    Example:
+        >>> import numpy as np, pyarrow as pa, pyarrow.parquet as pq, tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> x = np.linspace(-2, 2, 200)
+        >>> pq.write_table(pa.table({"x": x, "y": np.sin(x)}), folder / "data.parquet")
+        >>> report = fit(folder / "data.parquet", folder / "model", FitConfig("y", num_features=32))
+        >>> report["rows"], report["task"]
+        (200, 'regression')
     """
-
-    def __init__(self, folder: Path, key: str, workers: Workers) -> None:
-        self.folder, self.key = folder, key
-        self.path = folder / f"part-{uuid.uuid4().hex}.safetensors"
-        self._first_here = workers.local_rank == 0
-        self.old = {path.stem: _note(path) for path in sorted(folder.glob("part-*.safetensors"))}
-        workers.gather(None)  # everyone has looked before anyone writes
-        if any(note["key"] != key for note in self.old.values()):
+    out, began = Path(out), time.monotonic()
+    if not checkpoint_seconds >= 0:
+        raise ValueError(f"checkpoint_seconds must be a number >= 0; got {checkpoint_seconds!r}")
+    workers = Workers()
+    with ExitStack() as stack:
+        stack.callback(workers.close)
+        RidgeStats(config.num_features, 1, device=workers.device)  # too many features fail before anything is read
+        table = Table(source)
+        Scan.start(table, config.target, config.drop)  # bad columns fail before anything is written
+        _claim(out, workers, stack)
+        checkpoint = Checkpoint(out / ".checkpoint", checkpoint_key(config, table, workers), workers)
+        run = _Run(table, config, workers, checkpoint, progress)
+        start = run.first_pass()
+        columns, fm = start.columns, config.make_map(start.columns)
+        stats, blocks = run.second_pass(start, fm.to(workers.device), checkpoint_seconds)
+        rows = int(stats.rows.sum())
+        if sorted(blocks) != sorted(start.blocks) or rows != sum(start.blocks.values()):
             raise ValueError(
-                f"{folder} is the checkpoint of another configuration or table; remove it or name another --out"
+                f"{len(blocks)} blocks with {rows} rows were counted and {len(start.blocks)} with "
+                f"{sum(start.blocks.values())} are in the table: it changed, or two runs shared the folder; remove "
+                f"{checkpoint.folder} and start again"
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        _io.remove_leftovers_in(folder)
-
-    def load(self, name: str) -> RidgeStats:
-        path = self.folder / f"{name}.safetensors"
-        stats = RidgeStats.load(path)
-        note = _note(path)
-        if note.pop("digest") != _digest(note, stats):
-            raise ValueError(f"{path} is damaged: its sums are not those that were written. {ANEW}")
-        return stats
-
-    def save(self, stats: RidgeStats, blocks: list[str]) -> None:
-        """Replace this process's part."""
-        note = {"key": self.key, "blocks": blocks, "rows": int(stats.rows.sum())}
-        stats.note = json.dumps({**note, "digest": _digest(note, stats)})
-        try:
-            stats.save(self.path)
-        except FileNotFoundError:
-            raise ValueError(f"{self.folder} was removed during the run; run the same command again") from None
-
-    def remove(self) -> None:
-        """End of the run: the first worker of each machine clears it away, as the folder need not be shared."""
-        if self._first_here:
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-
-ANEW = "Remove it and run the same command again: what it counts is counted anew"
-
-
-def _digest(body: dict[str, Any], stats: RidgeStats | None = None) -> str:
-    """Hash of what goes into a checkpoint, so that a damaged file is no wrong number."""
-    digest = hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=32)
-    for tensor in [] if stats is None else (stats.sums, stats.shift):
-        digest.update(tensor.detach().cpu().contiguous().numpy().data)
-    return digest.hexdigest()
-
-
-def _note(path: Path) -> dict[str, Any]:
-    """What a part says about itself, without its sums: a hundred parts of a long run do not fit in memory."""
-    try:
-        with _io.open_tensors(path) as file:
-            note = json.loads((file.metadata() or {}).get("note") or "{}")
-        if not isinstance(note, dict) or not isinstance(note.get("key"), str):
-            raise ValueError("its note has no key")
-        blocks, rows = note.setdefault("blocks", []), note.setdefault("rows", 0)
-        note.setdefault("digest", "")
-        texts = isinstance(blocks, list) and all(isinstance(block, str) for block in blocks)
-        if not texts or isinstance(rows, bool) or not isinstance(rows, int):
-            raise ValueError("its note has no list of blocks, or no number of rows")
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no whole part of a checkpoint: {error}. {ANEW}") from error
-    return note
+        solution = stats.solve(config.lam)
+        report = {
+            "rows": rows,
+            "blocks": len(blocks),
+            "workers": workers.size,
+            "task": "regression" if columns.target.categories is None else "classification",
+            "inputs": columns.width,
+            "num_features": config.num_features,
+            "lam": solution.lam,
+            "score": solution.score,
+            "degrees_of_freedom": solution.degrees_of_freedom,
+            "residual": solution.residual.tolist(),
+            "unit": columns.target.scale,  # of the target; score and residual are in units of its square
+            "condition": solution.condition if math.isfinite(solution.condition) else None,
+            "seconds": time.monotonic() - began,
+            "config": asdict(config),
+        }
+        if workers.rank == 0:
+            if not out.is_dir():
+                raise ValueError(f"{out} was removed during the run; run the same command again")
+            # The model ends the run, so it comes last: a kill before it loses nothing.
+            _io.write_json(out / "report.json", report)
+            bias = solution.bias.cpu() + columns.target.mean / columns.target.scale  # the mean of a category is 0
+            TableModel(columns, fm.cpu(), solution.weight.cpu(), bias, config).save(out)
+        workers.wait()
+        checkpoint.remove()
+        return report
 
 
 def accumulate(fm: FeatureMap, pairs: Iterable[tuple[Tensor, Tensor]], stats: RidgeStats | None = None) -> RidgeStats:
-    """Sums of phi(x) and y over batches (x, y), such as a DataLoader gives: x (n, d), y (n,) or (n, t).
+    """Sum phi(x) and y over batches (x, y), for example of a DataLoader: x (n, d), y (n,) or (n, t).
 
-    They are made where the feature map is, or added to `stats`.
+    Args:
+        fm: the feature map phi.
+        pairs: the batches.
+        stats: sums to add to; by default new ones on the device of the first batch.
 
     Example:
         >>> from snnk import ArcCosine
@@ -168,11 +141,31 @@ def accumulate(fm: FeatureMap, pairs: Iterable[tuple[Tensor, Tensor]], stats: Ri
     return stats
 
 
-def _own(out: Path, stack: ExitStack) -> None:
-    """Make the folder and lock it until `stack` ends, so that hours of work do not end at what cannot be written.
+def checkpoint_key(config: FitConfig, table: Table, workers: Workers) -> str:
+    """A hash of everything that the sums depend on: not `lam`, which can be changed after the pass."""
+    relevant = {k: v for k, v in asdict(config).items() if k != "lam"}
+    body = json.dumps([relevant, table.fingerprint(workers.rank, workers.size, workers.gather)], sort_keys=True)
+    return hashlib.sha256(body.encode()).hexdigest()
 
-    A model in it is looked for under the lock: a run that held it before may just have finished. What a run left there
-    that was killed after its last file is cleared away. A folder that stays empty is removed.
+
+def _claim(out: Path, workers: Workers, stack: ExitStack) -> None:
+    """The first worker takes the folder; if it cannot, all workers raise, as one left alone would wait for the rest."""
+    refused = None
+    if workers.rank == 0:
+        try:
+            _lock(out, stack)
+        except ValueError as error:
+            refused = str(error)
+    refused = workers.gather(refused)[0]
+    if refused:
+        raise ValueError(refused)
+
+
+def _lock(out: Path, stack: ExitStack) -> None:
+    """Make the folder and lock it until `stack` ends, so that a folder without write access fails before the work.
+
+    The lock comes before the look for a model, because the run that held it before may just have finished. A finished
+    folder is cleared of the files of a run that was killed at its end. A folder that stays empty is removed.
     """
     if not out.exists():
         stack.callback(_remove_empty, out)
@@ -194,222 +187,103 @@ def _remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _key(config: FitConfig, table: Table, workers: Workers) -> str:
-    """Hash of what the sums depend on. `lam` is not part of it: it can be changed after the pass."""
-    relevant = {k: v for k, v in asdict(config).items() if k != "lam"}
-    body = json.dumps([relevant, table.fingerprint(workers.rank, workers.size, workers.gather)], sort_keys=True)
-    return hashlib.sha256(body.encode()).hexdigest()
-
-
 @dataclass(frozen=True)
 class _Start:
-    """What the second pass begins with, for all workers and all restarts the same."""
+    """The result of the first pass, which is the same for all workers and all restarts."""
 
     columns: Columns
     rows: int
-    blocks: dict[str, int]  # rows of each that count
-    shift: list[float]  # about which sums are taken: float32 products are rounded about one origin, whoever makes them
+    blocks: dict[str, int]  # number of rows to count in each block, by label
+    shift: list[float]  # origin of the sums, (m + t,): float32 products are rounded about it, in whichever worker
 
 
-def _start(table: Table, config: FitConfig, checkpoint: Checkpoint, workers: Workers, progress: Progress) -> _Start:
-    """The first pass, shared out; kept in the checkpoint for a restart."""
-    path = checkpoint.folder / "columns.json"
-    found = next((stored for stored in workers.gather(_stored(path, checkpoint.key)) if stored), None)
-    if found:
-        return _Start(Columns.from_dict(found["columns"]), found["rows"], found["blocks"], found["shift"])
+@dataclass(frozen=True)
+class _Run:
+    """The two passes of one worker."""
 
-    def show(rows: int) -> None:
-        progress("reading columns", rows * workers.size, 0)
+    table: Table
+    config: FitConfig
+    workers: Workers
+    checkpoint: Checkpoint
+    progress: Progress
 
-    show(0)
-    empty = Scan.start(table, config.target, config.drop)
-    mine = empty.read(table, lambda i, _: i % workers.size == workers.rank, show)
-    scans: list[Scan] = workers.gather(mine)
-    first = scans[0]
-    for other in scans[1:]:
-        first.merge(other)
-    columns = first.columns(config.task, config.missing)
-    shift = workers.gather(_shift(table, columns, config) if workers.rank == 0 else None)[0]
-    order = sorted(first.blocks.items(), key=lambda item: item[1])
-    blocks = {label: complete if config.missing == "drop" else rows for label, (_, rows, complete) in order}
-    table.check_unchanged()
-    if workers.local_rank == 0:
-        body = {"key": checkpoint.key, "rows": first.rows, "blocks": blocks, "shift": shift}
-        body |= json.loads(json.dumps({"columns": columns.to_dict()}))  # tuples become lists, as they are in the file
-        _io.write_json(path, {**body, "digest": _digest(body)})
-    return _Start(columns, first.rows, blocks, shift)
+    def first_pass(self) -> _Start:
+        """Scan the columns together with the other workers, or read the result from the checkpoint."""
+        workers, config, table = self.workers, self.config, self.table
+        found = next((stored for stored in workers.gather(self.checkpoint.load_columns()) if stored), None)
+        if found:
+            return _Start(Columns.from_dict(found["columns"]), found["rows"], found["blocks"], found["shift"])
 
+        def show(rows: int) -> None:
+            self.progress("reading columns", rows * workers.size, 0)
 
-def _stored(path: Path, key: str) -> dict[str, Any] | None:
-    """What an earlier run has found in its first pass, if it had the same key."""
-    if not path.exists():
-        return None
-    stored = _io.read_json(path, f"the first pass of snnk fit. {ANEW}")
-    if not isinstance(stored, dict) or stored.pop("digest", None) != _digest(stored):
-        raise ValueError(f"{path} is damaged. {ANEW}")
-    return stored if stored.get("key") == key else None
+        show(0)
+        scan = Scan.start(table, config.target, config.drop)
+        scan.read(table, lambda i, _: i % workers.size == workers.rank, show)
+        scans: list[Scan] = workers.gather(scan)
+        scan = scans[0]
+        for other in scans[1:]:
+            scan.merge(other)
+        columns = scan.columns(config.task, config.missing)
+        shift = workers.gather(self._shift(columns) if workers.rank == 0 else None)[0]
+        order = sorted(scan.blocks.items(), key=lambda item: item[1])
+        blocks = {label: size.complete if config.missing == "drop" else size.rows for label, size in order}
+        table.check_unchanged()
+        body = {"rows": scan.rows, "blocks": blocks, "shift": shift, "columns": columns.to_dict()}
+        self.checkpoint.save_columns(body)
+        return _Start(columns, scan.rows, blocks, shift)
 
+    def _shift(self, columns: Columns) -> list[float]:
+        """Means of features and targets (m + t,) over the first rows that are kept."""
+        fm, names = self.config.make_map(columns), [c.name for c in (*columns.inputs, columns.target)]
+        for label, batches in self.table.blocks(columns=names):
+            for batch in batches:
+                x, y, _ = columns.encode(batch, label)
+                if y is not None and len(x):
+                    with torch.no_grad():
+                        return torch.cat([fm.phi(x[:ROWS]).double().mean(0), y[:ROWS].mean(0)]).tolist()
+        raise ValueError("no rows are left: each has a missing, NaN or infinite value, and is dropped")
 
-def _shift(table: Table, columns: Columns, config: FitConfig) -> list[float]:
-    """Means of features and targets over the first rows that are kept."""
-    fm, names = config.make_map(columns), [c.name for c in (*columns.inputs, columns.target)]
-    for label, batches in table.blocks(columns=names):
-        for batch in batches:
-            x, y, _ = columns.encode(batch, label)
-            if y is not None and len(x):
-                with torch.no_grad():
-                    return torch.cat([fm.phi(x[:ROWS]).double().mean(0), y[:ROWS].mean(0)]).tolist()
-    raise ValueError("no rows are left: each has a missing, NaN or infinite value, and is dropped")
+    def second_pass(self, start: _Start, fm: FeatureMap, every: float) -> tuple[RidgeStats, list[str]]:
+        """The sums over all workers, and the labels of the blocks that they count; a checkpoint `every` seconds."""
+        table, workers, checkpoint, columns = self.table, self.workers, self.checkpoint, start.columns
+        everywhere = workers.gather(checkpoint.old)
+        parts = {name: note for notes in everywhere for name, note in notes.items()}
+        # The first worker that finds the file of a part adds it.
+        owner = {name: rank for rank, notes in reversed(list(enumerate(everywhere))) for name in notes}
+        done = checkpoint.counted(parts, start.blocks)
+        rows_done = sum(note["rows"] for note in parts.values())
 
+        def mine(index: int, label: str) -> bool:
+            return index % workers.size == workers.rank and label not in done
 
-def fit(
-    source: Any,
-    out: str | Path,
-    config: FitConfig,
-    *,
-    checkpoint_seconds: float = 60.0,
-    progress: Progress = lambda what, rows, total: None,
-) -> dict[str, Any]:
-    """Fit phi(x) A + b to a table in one pass and write model and report to the folder `out`.
-
-    Under torchrun every worker calls this with the same arguments; the first one writes. A run that was killed goes on
-    from its checkpoint in `out`.
-
-    Args:
-        source: a Parquet, CSV or Arrow file, a folder of them, or a datasets.Dataset.
-        out: folder for model.safetensors, model.json and report.json; must not hold a model yet.
-        config: what to fit.
-        checkpoint_seconds: time between checkpoints.
-        progress: called with (what, rows done by all, rows in all).
-    """
-    out, began = Path(out), time.monotonic()
-    if not checkpoint_seconds >= 0:
-        raise ValueError(f"checkpoint_seconds must be a number >= 0; got {checkpoint_seconds!r}")
-    workers = Workers()
-    with ExitStack() as stack:
-        stack.callback(workers.close)
-        RidgeStats(config.num_features, 1, device=workers.device)  # too many features fail before anything is read
-        table = Table(source)
-        Scan.start(table, config.target, config.drop)  # bad columns fail before anything is written
-        refused = None
-        if workers.rank == 0:
-            try:
-                _own(out, stack)
-            except ValueError as error:
-                refused = str(error)
-        refused = workers.gather(refused)[0]
-        if refused:  # by all workers: one that is left alone would wait, and end in a traceback
-            raise ValueError(refused)
-        checkpoint = Checkpoint(out / ".checkpoint", _key(config, table, workers), workers)
-        start = _start(table, config, checkpoint, workers, progress)
-        columns, fm = start.columns, config.make_map(start.columns)
-        stats, blocks = _pass(
-            table, start, fm.to(workers.device), config, checkpoint, workers, checkpoint_seconds, progress
-        )
-        rows = int(stats.rows.sum())
-        if sorted(blocks) != sorted(start.blocks) or rows != sum(start.blocks.values()):
-            raise ValueError(
-                f"{len(blocks)} blocks with {rows} rows were counted and {len(start.blocks)} with "
-                f"{sum(start.blocks.values())} are in the table: it changed, or two runs shared the folder; remove "
-                f"{checkpoint.folder} and start again"
-            )
-        solution = stats.solve(config.lam)
-        report = {
-            "rows": rows,
-            "blocks": len(blocks),
-            "workers": workers.size,
-            "task": "regression" if columns.target.categories is None else "classification",
-            "inputs": columns.width,
-            "num_features": config.num_features,
-            "lam": solution.lam,
-            "score": solution.score,
-            "degrees_of_freedom": solution.degrees_of_freedom,
-            "residual": solution.residual.tolist(),
-            "unit": columns.target.scale,  # of the target; score and residual are in its squares
-            "condition": solution.condition if math.isfinite(solution.condition) else None,
-            "seconds": time.monotonic() - began,
-            "config": asdict(config),
-        }
-        if workers.rank == 0:
-            # before the model, which ends the run: a kill in between loses nothing
-            if not out.is_dir():
-                raise ValueError(f"{out} was removed during the run; run the same command again")
-            _io.write_json(out / "report.json", report)
-            # a class has mean 0
-            bias = solution.bias.cpu() + columns.target.mean / columns.target.scale
-            TableModel(columns, fm.cpu(), solution.weight.cpu(), bias, config).save(out)
-        workers.gather(None)
-        checkpoint.remove()
-        return report
-
-
-def _pass(
-    table: Table,
-    start: _Start,
-    fm: FeatureMap,
-    config: FitConfig,
-    checkpoint: Checkpoint,
-    workers: Workers,
-    every: float,
-    progress: Progress,
-) -> tuple[RidgeStats, list[str]]:
-    """Sums over all workers, and the blocks counted in them."""
-    columns, everywhere = start.columns, workers.gather(checkpoint.old)
-    parts = {name: note for notes in everywhere for name, note in notes.items()}
-    # a part belongs to the first worker that sees its file
-    owner = {name: rank for rank, notes in reversed(list(enumerate(everywhere))) for name in notes}
-    done = _counted(checkpoint.folder, parts, start.blocks)
-    rows_done = sum(note["rows"] for note in parts.values())
-
-    def mine(index: int, label: str) -> bool:
-        return index % workers.size == workers.rank and label not in done
-
-    stats = RidgeStats(
-        config.num_features,
-        columns.target.width,
-        block_dtype=BLOCK_DTYPES[config.block_dtype],
-        device=workers.device,
-    )
-    stats.reshift_(torch.tensor(start.shift, dtype=torch.float64, device=workers.device))
-    blocks: list[str] = []
-    saved = time.monotonic()
-    names = [c.name for c in (*columns.inputs, columns.target)]
-    for label, batches in table.blocks(mine, names):
-        first = 0
-        for batch in batches:
-            x, y, _ = columns.encode(batch, label, first_row=first)
-            first += batch.num_rows
-            if y is not None and len(x):
-                accumulate(fm, [(x.to(workers.device), y.to(workers.device))], stats)
-            progress("fitting", rows_done + int(stats.rows.sum()) * workers.size, start.rows)
-        blocks.append(label)
-        if time.monotonic() - saved >= every:
-            table.check_unchanged()  # before its rows count for good
-            checkpoint.save(stats, blocks)
-            saved = time.monotonic()
-    table.check_unchanged()
-    checkpoint.save(stats, blocks)
-    for name, rank in owner.items():
-        if rank == workers.rank:
-            old = checkpoint.load(name)
-            old.sums, old.shift = old.sums.to(workers.device), old.shift.to(workers.device)
-            stats.merge(old)
-    workers.sum_(stats.tensors())
-    counted = [b for part in workers.gather(blocks) for b in part]
-    counted += [b for note in parts.values() for b in note["blocks"]]
-    return stats, counted
-
-
-def _counted(folder: Path, parts: dict[str, dict[str, Any]], blocks: dict[str, int]) -> set[str]:
-    """The blocks of all parts, each of them in one part only and with as many rows as the first pass found."""
-    done: set[str] = set()
-    for name, note in parts.items():
-        listed = note["blocks"]
-        expected = sum(blocks.get(block, 0) for block in listed)
-        if expected != note["rows"] or len({*done, *listed}) < len(done) + len(listed):
-            raise ValueError(
-                f"{folder / name}.safetensors counts {note['rows']} rows, but the {len(listed)} blocks that it lists "
-                f"have {expected}, or another part lists them, too: it is damaged. {ANEW}"
-            )
-        done |= set(listed)
-    return done
+        block_dtype = BLOCK_DTYPES[self.config.block_dtype]
+        stats = RidgeStats(fm.num_features, columns.target.width, block_dtype=block_dtype, device=workers.device)
+        stats.reshift_(torch.tensor(start.shift, dtype=torch.float64, device=workers.device))
+        blocks: list[str] = []
+        saved = time.monotonic()
+        names = [c.name for c in (*columns.inputs, columns.target)]
+        for label, batches in table.blocks(mine, names):
+            first = 0
+            for batch in batches:
+                x, y, _ = columns.encode(batch, label, first_row=first)
+                first += batch.num_rows
+                if y is not None and len(x):
+                    accumulate(fm, [(x.to(workers.device), y.to(workers.device))], stats)
+                self.progress("fitting", rows_done + int(stats.rows.sum()) * workers.size, start.rows)
+            blocks.append(label)
+            if time.monotonic() - saved >= every:
+                table.check_unchanged()  # before its rows are counted for good
+                checkpoint.save(stats, blocks)
+                saved = time.monotonic()
+        table.check_unchanged()
+        checkpoint.save(stats, blocks)
+        for name, rank in owner.items():
+            if rank == workers.rank:
+                old = checkpoint.load(name)
+                old.sums, old.shift = old.sums.to(workers.device), old.shift.to(workers.device)
+                stats.merge(old)
+        workers.sum_(stats.tensors())
+        counted = [b for part in workers.gather(blocks) for b in part]
+        counted += [b for note in parts.values() for b in note["blocks"]]
+        return stats, counted
