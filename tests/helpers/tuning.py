@@ -1,12 +1,15 @@
 """Tiny data and settings for fine-tuning."""
 
 import torch
+import transformers
 
 from snnk.finetune import FinetuneConfig
+from snnk.finetune.pooling import mean_pooling_
 
 from helpers.texts import WORDS, make_tokenizer
 
 DIM = 16
+HEAD = 2 * DIM + 2  # parameters of a classifier of two classes
 
 
 TINY = {
@@ -52,3 +55,23 @@ def make_config(root, out, **options):
 
 class Stop(Exception):
     pass
+
+
+def make_model(**options):
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**{**TINY, **options}))
+    return mean_pooling_(model)
+
+
+def outputs(model):
+    tokenizer = make_tokenizer()
+    with torch.no_grad():
+        return model.eval()(**tokenizer(["w1 w2 w3", "w30"], padding=True, return_tensors="pt")).logits
+
+
+def weights(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

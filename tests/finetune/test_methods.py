@@ -1,0 +1,174 @@
+"""Every method: what it trains, with which hyperparameters, and that its folder loads."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+from snnk.finetune import METHODS, FinetuneConfig, finetune, load
+from snnk.finetune.methods import Method, snnk_adapter
+from snnk.peft import AdaptedLinear
+
+from helpers.texts import make_images
+from helpers.tuning import (
+    DIM,
+    HEAD,
+    TINY,
+    make_config,
+    outputs,
+    weights,
+)
+
+ADAPTERS = ("snnk", "snnk-tuned", "snnk-relu", "snnk-cos", "lora", "houlsby", "ia3")
+
+
+TRAINED = {  # of a BERT with two layers of width 16 and 32, four features, two classes
+    "snnk": 4 * DIM * 4 + HEAD,
+    "snnk-tuned": 4 * (DIM * 4 + 4 * (DIM + 1)) + HEAD,
+    "snnk-relu": 4 * (DIM * 4 + DIM) + HEAD,
+    "snnk-cos": 4 * (DIM * 4 + DIM) + HEAD,
+    "snnk-pooler": DIM * 4 + HEAD,
+    "bundled": 2 * 4 + 2,
+    "lora": 2 * 2 * 2 * DIM * 4 + HEAD,
+    "houlsby": 4 * (DIM * 4 + DIM + 4 * (DIM + 1)) + HEAD,
+    "ia3": 2 * (DIM + DIM + DIM + 32) + HEAD,
+    "linear-probe": HEAD,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_what_it_says_and_comes_back(root, tmp_path, method, monkeypatch):
+    pooling = "model" if METHODS[method].own_pooler else "mean"
+    features = None if METHODS[method].features is None else 4
+    rate = {"full": 1e-3, "uptrain": 1e-3}.get(method)  # else no step of so few is an improvement
+    options = {"method": method, "pooling": pooling, "features": features, "learning_rate": rate}
+    config = make_config(root, tmp_path / "this folder", **options)
+    said = []
+    done = finetune(config, say=said.append)
+    found = json.loads((tmp_path / "this folder" / "metrics.json").read_text())
+    assert found == done.metrics and found["method"] == method and found["labels"] == ["no", "yes"]
+    if method in TRAINED:
+        assert found["parameters"]["trained"] == TRAINED[method]
+    assert (tmp_path / "this folder" / "adapter_model.safetensors").exists() == (method in ADAPTERS)
+    if method in ADAPTERS:
+        saved = json.loads((tmp_path / "this folder" / "adapter_config.json").read_text())["modules_to_save"]
+        assert "classifier" in saved and len(saved) == len(set(saved))
+    assert {path.name for path in tmp_path.iterdir()} == {"this folder"}  # no checkpoint, nothing temporary
+
+    base = transformers.BertModel.from_pretrained(root / "bert").state_dict()
+    frozen = [name for name in base if "pooler" not in name and not (method == "bitfit" and name.endswith("bias"))]
+    if method in ADAPTERS:
+        tuned = {
+            k.removeprefix("base_model.model.bert.").replace("base_layer.", ""): v
+            for k, v in weights(done.model).items()
+        }
+    else:
+        tuned = {k.removeprefix("bert."): v for k, v in weights(done.model).items()}
+    if method not in ("full", "uptrain"):
+        assert all(torch.equal(tuned[name], base[name]) for name in frozen)
+    else:
+        assert not torch.equal(tuned["embeddings.word_embeddings.weight"], base["embeddings.word_embeddings.weight"])
+
+    monkeypatch.chdir(tmp_path)
+    card = (tmp_path / "this folder" / "README.md").read_text()
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", card, re.DOTALL)[1], names)
+    assert torch.equal(outputs(names["model"]), outputs(done.model))
+    assert names["model"].config.id2label == {0: "no", 1: "yes"} and names["processor"]("w1")["input_ids"] == [2, 4]
+    assert f"{found['scores']['test']['accuracy']:.4f}" in card and 'base_model: "bert"' in card
+    kept = found["training"]["epochs"][found["training"]["best"]]
+    assert found["scores"]["validation"]["loss"] == pytest.approx(kept["loss"], rel=1e-2)  # merged: rounding
+    assert (found["finish"] is not None) == (method in ("snnk-pooler", "uptrain"))
+    assert (found["head_storage"] is not None) == METHODS[method].own_pooler
+    if found["head_storage"] is not None:
+        storage, dense = found["head_storage"], DIM * (DIM + 1) + HEAD
+        assert (storage["dense"], storage["replaced"], storage["merged"]) == (dense, DIM * 4 + HEAD, 2 * 4 + 2)
+        assert storage["mbit"]["dense"] == pytest.approx(32 * dense / 1e6)
+        assert any(f"{dense:,} ({32 * dense / 1e6:.2f} Mbit) dense" in line for line in said)
+    if found["finish"] is not None:
+        assert found["finish"]["validation_before"]["loss"] == pytest.approx(kept["loss"], rel=1e-5)
+        assert found["finish"]["validation_after"] == found["scores"]["validation"]
+
+
+# appendix "Hyperparameters" of the paper: features, settings, and what is different for images and large data sets
+ADAPTER = {"learning_rate": 1e-3, "batch_size": 64, "optimizer": "adamw", "schedule": "constant", "warmup": 0.06}
+
+
+UPTRAIN = {"optimizer": "adamw", "schedule": "linear", "warmup": 0.06, "weight_decay": 0.1, "clip": 1.0}
+
+
+PAPER = [
+    *((name, 48 if name == "houlsby" else 16, False, False, ADAPTER) for name in ("snnk-relu", "snnk-cos", "houlsby")),
+    *((name, None, True, False, ADAPTER | {"clip": 1.0}) for name in ("snnk-relu", "snnk-cos", "houlsby")),
+    ("snnk-pooler", 512, False, False, ADAPTER | {"weight_decay": 1e-4, "warmup": 0.0}),
+    ("snnk-pooler", 512, True, False, ADAPTER | {"weight_decay": 1e-4, "warmup": 0.01}),
+    ("bundled", 1024, False, False, {"batch_size": 64, "optimizer": "adam", "weight_decay": 0.0, "clip": None}),
+    ("uptrain", 8, False, False, UPTRAIN),
+    ("uptrain", 8, True, False, UPTRAIN | {"weight_decay": 1e-3, "clip": None}),
+    ("uptrain", 8, False, True, UPTRAIN | {"weight_decay": 1e-4, "clip": None}),
+    ("uptrain", 8, True, True, UPTRAIN | {"weight_decay": 1e-3, "clip": None}),
+]
+
+
+@pytest.mark.parametrize(("method", "features", "images", "large", "wanted"), PAPER)
+def test_hyperparameters_of_the_paper(method, features, images, large, wanted):
+    found = FinetuneConfig("", "", method, train="x").settings(images=images, large=large)
+    assert {name: getattr(found, name) for name in wanted} == wanted
+    assert features is None or METHODS[method].features == features
+
+
+def test_listing_the_methods_loads_no_torch():
+    code = "import sys; from snnk.finetune.methods import METHODS; print(len(METHODS), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(len(METHODS)), "False"]
+
+
+@pytest.mark.parametrize("method", ["snnk-relu", "lora", "ia3", "snnk-pooler"])
+def test_images(tmp_path, method):
+    sizes = {key: TINY[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(**sizes, image_size=16, patch_size=8)
+    transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "vit")
+    (tmp_path / "data").mkdir()
+    for name in ("cat", "dog"):
+        make_images(tmp_path / "data" / name, 20)
+    features = None if METHODS[method].features is None else 4
+    options = {"method": method, "batch_size": 8, "epochs": 1, "features": features}
+    done = finetune(
+        FinetuneConfig(str(tmp_path / "vit"), str(tmp_path / "out"), train=str(tmp_path / "data"), **options)
+    )
+    model, processor = load(tmp_path / "out")
+    assert done.metrics["images"] and done.metrics["labels"] == ["cat", "dog"]
+    assert done.metrics["settings"]["clip"] == (1.0 if method == "snnk-relu" else None)
+    pixels = {"pixel_values": torch.randn(2, 3, 16, 16)}
+    with torch.no_grad():
+        assert torch.equal(model(**pixels).logits, done.model(**pixels).logits)
+    assert processor.size["height"] == 16
+
+
+def test_a_variant_of_a_method(root, tmp_path):
+    config = make_config(root, tmp_path / "out", method="snnk-relu", features=4, max_steps=1)
+    variant = Method("one adapter per layer", wrap=snnk_adapter(feature_map="relu", target_modules="pfeiffer"))
+    found = finetune(config, method=variant).metrics
+    assert found["summary"] == "one adapter per layer" and found["method"] == "snnk-relu"
+    assert found["parameters"]["trained"] == 2 * (DIM * 4 + DIM) + HEAD
+    assert found["settings"]["learning_rate"] == 1e-3
+
+
+def test_a_bottleneck_wider_than_the_model(root, tmp_path):
+    done = finetune(make_config(root, tmp_path / "out", method="houlsby", features=20, max_steps=2))
+    assert done.metrics["parameters"]["trained"] == 4 * (DIM * 20 + DIM + 20 * (DIM + 1)) + HEAD
+    assert torch.equal(outputs(load(tmp_path / "out")[0]), outputs(done.model))
+
+
+def test_the_papers_relu_adapters_have_gaussian_rows(root, tmp_path):
+    done = finetune(make_config(root, tmp_path / "out", method="snnk-relu", features=4, max_steps=1))
+    layer = next(m for m in done.model.modules() if isinstance(m, AdaptedLinear))
+    norms = layer.snnk_adapter["default"].feature_map.projection.norm(dim=1)
+    assert norms.std() > 0.01 * norms.mean()  # orthogonal rows are of one length
