@@ -10,7 +10,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from snnk import hf
 from snnk.cli import demo as _cli_demo
 from snnk.cli import main
-from snnk.hf.data import load_calibration
+from snnk.hf.calibration import load_calibration
 from snnk.hf.models import token_limit
 
 from helpers.compression import TINY, check_page

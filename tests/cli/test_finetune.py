@@ -7,7 +7,7 @@ from transformers import BertModel
 
 from snnk.cli.finetune import METHOD_NAMES, TASK_NAMES, finetune_command
 from snnk.finetune import METHODS, load
-from snnk.finetune.files import GLUE
+from snnk.finetune.glue import GLUE
 
 from helpers.tuning import make_rows, save, write
 

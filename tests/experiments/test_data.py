@@ -19,7 +19,8 @@ from snnk.experiments import glue, load, names, uci, vision
 from snnk.experiments.lab import data, tiny
 from snnk.experiments.lab.data import HUB, Source
 from snnk.experiments.lab.records import Results
-from snnk.finetune.files import GLUE, GLUE_HUB, read_columns
+from snnk.finetune.glue import GLUE, GLUE_HUB
+from snnk.hf.data import read_columns
 
 FEW = {"train": 6, "test": 4}
 PIXELS = {s: np.random.default_rng(n).integers(0, 256, (n, 32, 32, 3), dtype=np.uint8) for s, n in FEW.items()}

@@ -20,9 +20,8 @@ from snnk.experiments.lab.data import NOWHERE, Source
 from snnk.experiments.lab.page import write_page
 from snnk.experiments.lab.records import Results, Stored
 from snnk.finetune import METHODS
-from snnk.finetune.data import image_files
-from snnk.finetune.files import GLUE
-from snnk.hf.data import open_image
+from snnk.finetune.glue import GLUE
+from snnk.hf.data import labelled_images, open_image
 
 NAMES = ("glue", "vision", "uptraining", "uptraining-images", "compression", "adapters")
 MEASURED = ("seconds", "seconds_a_step", "peak_GB", "commit", "environment")
@@ -303,8 +302,8 @@ def test_images_of_cifar_and_of_folders(tmp_path, monkeypatch):
     np.savez(tmp_path / "labels.npz", train=np.arange(6) // 2, test=np.arange(6) // 2)
     config = replace(vision.Config(), train_rows=4, test_rows=6)
     with tiny.images(config, vision.QUICK, Source(str(tmp_path), "m")) as found:
-        assert found["model"] == "m" and len(image_files(Path(found["train"]))[0]) == 4
-        names, classes = image_files(Path(found["test"]))
+        assert found["model"] == "m" and len(labelled_images(Path(found["train"]))[0]) == 4
+        names, classes = labelled_images(Path(found["test"]))
         read = {(np.asarray(open_image(file)).tobytes(), int(c)) for file, c in zip(names, classes, strict=True)}
     assert read == {(image.tobytes(), i // 2) for i, image in enumerate(pixels)}
     tiny.write_images(tmp_path / "train", torch.from_numpy(pixels), [0, 1] * 3)

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from snnk.finetune import METHODS, FinetuneConfig, finetune
-from snnk.finetune.data import Data, Labels, image_files
+from snnk.finetune.data import Data, Labels
 from snnk.finetune.inputs import Inputs
 from snnk.finetune.run import _bits, _key
 from snnk.finetune.settings import TrainingSettings
 from snnk.finetune.trainer import train
+from snnk.hf.data import find_images
 
 from helpers.texts import make_images
 from helpers.tuning import Stop, make_config, make_model, make_rows, same, weights, write
@@ -144,7 +145,7 @@ def test_the_key_of_a_run_has_its_rows_and_labels(tmp_path):
     """Images are told by their contents, and the model by its weights."""
     for name in ("cat", "dog"):
         make_images(tmp_path / name, 8)
-    files, _ = image_files(tmp_path)
+    files = find_images(tmp_path)
     config = FinetuneConfig("", "", "linear-probe", train=str(tmp_path))
 
     def key(chosen, first=0, model=None):

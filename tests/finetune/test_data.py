@@ -1,132 +1,22 @@
 import gzip
-import json
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
-from snnk.finetune.data import Data, Labels, encode_texts, image_files
-from snnk.finetune.files import GLUE, glue_files, miscounted, read_columns, text_column
+from snnk.finetune.data import Data, Labels, encode_texts
+from snnk.finetune.glue import GLUE, glue_files, miscounted
 from snnk.finetune.scores import METRICS
+from snnk.hf.data import read_columns
 
-from helpers.texts import make_images, make_tokenizer
-
-COLUMNS = {"id": ["1", "2", "3"], "body": ['she said "no', "a, b", "c"], "label": ["x", "y", "x"]}
-
-
-def write(folder, kind):
-    path = folder / f"data.{kind}"
-    rows = list(zip(*COLUMNS.values(), strict=True))
-    if kind.startswith("tsv"):
-        text = "\n".join("\t".join(row) for row in [tuple(COLUMNS), *rows]) + "\n"
-    elif kind.startswith("csv"):
-        quoted = [",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in [tuple(COLUMNS), *rows]]
-        text = "\r\n".join(quoted)
-    elif kind == "parquet":
-        pq.write_table(pa.table(COLUMNS), path)
-        return path
-    else:
-        text = "\n".join(json.dumps(dict(zip(COLUMNS, row, strict=True))) for row in rows)
-    data = ("\ufeff" + text).encode()  # MRPC's dev file has a byte order mark
-    path.write_bytes(gzip.compress(data) if kind.endswith(".gz") else data)
-    return path
+from helpers.texts import make_tokenizer
 
 
-@pytest.mark.parametrize("kind", ["tsv", "tsv.gz", "csv", "csv.gz", "jsonl", "jsonl.gz", "parquet"])
-def test_all_formats_give_the_same_columns(tmp_path, kind):
-    assert read_columns(write(tmp_path, kind)) == COLUMNS
-
-
-def test_the_format_is_told_by_the_last_ending(tmp_path):
-    (tmp_path / "T.TSV").write_text('a\tb\n1, "2\t3\n')
-    (tmp_path / "v.tsv.csv").write_text('a,b\n"1, ""2",3\n')
-    (tmp_path / "V.CSV.GZ").write_bytes(gzip.compress(b'a,b\n"1, ""2",3\n'))
-    for file in tmp_path.iterdir():
-        assert read_columns(file) == {"a": ['1, "2'], "b": ["3"]}
-
-
-def test_lines_of_glue_may_have_more_values(tmp_path):
-    """As some of MNLI and QQP; but not of a .csv, which is no file of GLUE's."""
-    (tmp_path / "a.tsv").write_text("a\tb\n1\t2\t3\n")
-    assert read_columns(tmp_path / "a.tsv", glue=True) == {"a": ["1"], "b": ["2"]}
-    (tmp_path / "a.csv").write_text("a,b\n1,2,3\n")
-    with pytest.raises(ValueError, match="quote values"):
-        read_columns(tmp_path / "a.csv", glue=True)
+def test_lines_of_qqp_may_have_more_values(tmp_path):
     (tmp_path / "train.tsv").write_text("question1\tquestion2\tis_duplicate\na\tb\t0\tmore\n")
     (tmp_path / "dev.tsv").write_text("question1\tquestion2\tis_duplicate\na\tb\t0\n")
     assert "1 and 1 rows" in miscounted("qqp", tmp_path)
-
-
-def test_the_text_column_is_the_first_of_strings():
-    assert text_column(COLUMNS, ["label"], "f") == "body"
-    assert text_column({"b": ["x"], "a": ["y"], "label": ["z"]}, ["label", "b"], "f") == "a"
-    with pytest.raises(ValueError, match="no column of f has texts; its columns are id"):
-        text_column({"id": ["1"]}, ["label"], "f")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.tsv", "a\tb\n1\n", "row 2, has 1 values for the 2 columns a, b"),
-        ("a.tsv", "a\tb\n1\t2\t3\n", "row 2, has 3 values for the 2 columns a, b; take tabs out"),
-        ("a.csv", "a,b\n1,x\n1,hello, world\n", "row 3, has 3 values for the 2 columns a, b; quote values with commas"),
-        ("a.tsv.csv", "a,b\n1,hello, world\n", "quote values with commas"),
-        ("a.csv", "text,text,label\n1,x,0\n", "has several columns 'text'; give each a name of its own"),
-        ("a.parquet.gz", "", r"is none of .tsv, .csv, .jsonl, .ndjson, plain or .gz, and .parquet"),
-        ("a.jsonl", '{"a": 1}\n{', "line 2, is no JSON"),
-        ("a.jsonl", "[1]\n", "must be an object"),
-        ("a.xlsx", "", "is none of .tsv"),
-        ("a.csv.gz", "no gzip", "cannot be read"),
-        ("a.csv", b"\xff\xfe\x00", "cannot be read"),
-    ],
-)
-def test_bad_files(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ValueError, match=message):
-        read_columns(tmp_path / name)
-
-
-def test_a_table_may_end_in_empty_columns(tmp_path):
-    (tmp_path / "a.csv").write_text("text,label,,\nx,1,,\n")
-    assert read_columns(tmp_path / "a.csv")["label"] == ["1"]
-
-
-def test_values_may_be_long(tmp_path):
-    (tmp_path / "a.csv").write_text(f"text,label\n{'x' * 200_000},1\n")
-    assert len(read_columns(tmp_path / "a.csv")["text"][0]) == 200_000
-
-
-@pytest.mark.parametrize("harm", [lambda raw: raw[:-12], lambda raw: raw[:10] + bytes([raw[10] | 6]) + raw[11:]])
-def test_a_damaged_gzip_file(tmp_path, harm):
-    """Cut short; with a kind of block that zlib does not know."""
-    path = write(tmp_path, "tsv.gz")
-    path.write_bytes(harm(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"data\.tsv\.gz cannot be read"):
-        read_columns(path)
-
-
-def test_what_is_no_file_is_a_hub_name(monkeypatch):
-    with pytest.raises(FileNotFoundError, match=r"no file none\.tsv; expected .*\.parquet"):
-        read_columns("none.tsv")
-    with pytest.raises(FileNotFoundError, match="no file a/b/c"):
-        read_columns("a/b/c")
-    asked = []
-
-    def load_dataset(name, config, split):
-        asked.append((name, config, split))
-        if name == "org/offline":
-            raise ConnectionError("no network")
-        return pytest.importorskip("datasets").Dataset.from_dict(COLUMNS)
-
-    monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    assert read_columns("org/name:cola@validation") == COLUMNS and read_columns("name") == COLUMNS
-    assert read_columns("org/data-v1.0") == COLUMNS
-    assert asked == [("org/name", "cola", "validation"), ("name", None, "train"), ("org/data-v1.0", None, "train")]
-    with pytest.raises(ValueError, match="the hub did not give it: no network"):
-        read_columns("org/offline")
 
 
 @pytest.mark.parametrize(
@@ -262,12 +152,3 @@ def test_the_paper_reports_spearman_first():
 def test_unknown_task():
     with pytest.raises(ValueError, match="did you mean 'cola'"):
         glue_files("colla", Path())
-
-
-def test_images_have_the_class_of_their_folder(tmp_path):
-    for name in ("cat", "dog"):
-        make_images(tmp_path / name, 3)
-    files, classes = image_files(tmp_path)
-    assert classes == ["cat"] * 3 + ["dog"] * 3 and files[3].parent.name == "dog"
-    with pytest.raises(ValueError, match="in subfolders, one for each class"):
-        image_files(tmp_path / "cat")

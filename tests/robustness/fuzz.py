@@ -389,18 +389,18 @@ def make_calibration(folder: Path, ending: str) -> None:
 
 
 def load_calibration(folder: Path, ending: str) -> Any:
-    from snnk.hf.data import load_calibration as load
+    from snnk.hf.calibration import load_calibration as load
 
     found = load(folder / f"texts.{ending}", make_tokenizer())
     return [torch.cat([batch["input_ids"].flatten() for batch in found]).double()]
 
 
 def load_labelled(folder: Path, ending: str) -> Any:
-    from snnk.finetune.files import read_columns, text_column
+    from snnk.hf.data import read_columns, text_column
 
     path = folder / f"texts.{ending}"
     columns = read_columns(path)
-    return list(map(str, columns[text_column(columns, (), path)]))  # a label may be any value
+    return list(map(str, columns[text_column(columns, path)]))  # a label may be any value
 
 
 def make_images(folder: Path) -> None:
@@ -415,7 +415,7 @@ def make_images(folder: Path) -> None:
 def load_images(folder: Path) -> Any:
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-    from snnk.hf.data import load_calibration as load
+    from snnk.hf.calibration import load_calibration as load
 
     processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
     return torch.cat([batch["pixel_values"] for batch in load(folder / "images", processor)]).sum()

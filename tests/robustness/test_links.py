@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from snnk.cli import main
-from snnk.hf.data import load_calibration
+from snnk.hf.calibration import load_calibration
 from snnk.hf.folders import refuse_unsafe
 
 from helpers.commands import commands

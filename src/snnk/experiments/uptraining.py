@@ -88,7 +88,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
     with tiny.glue(config, QUICK, source) as files:
         import torch
 
-        from snnk.finetune.files import GLUE
+        from snnk.finetune.glue import GLUE
 
         blocks = blocks_of(files["model"])
         inputs = {"input_ids": torch.zeros(config.texts, config.length, dtype=torch.long)}

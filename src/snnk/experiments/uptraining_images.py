@@ -72,10 +72,9 @@ def _inputs(files: Mapping[str, Any], images: int) -> dict[str, Any]:
     """As many pictures of the first one's size as the processor makes it."""
     from transformers import AutoImageProcessor
 
-    from snnk.finetune.data import image_files
-    from snnk.hf.data import open_image
+    from snnk.hf.data import find_images, open_image
 
-    first = open_image(image_files(Path(files["test"]))[0][0])
+    first = open_image(find_images(Path(files["test"]))[0])
     processor = AutoImageProcessor.from_pretrained(files["model"], trust_remote_code=False)
     pixels = processor(images=first, return_tensors="pt")["pixel_values"]
     return {"pixel_values": pixels.expand(images, *pixels.shape[1:])}

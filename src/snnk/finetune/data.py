@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snnk.finetune.files import as_number
-from snnk.hf.data import IMAGES, open_image, pad_texts
+from snnk.finetune.glue import as_number
+from snnk.hf.data import pad_texts, read_images, tokenize
 
 POOL = 50  # batches whose rows are sorted by length together
 FEWEST = 4  # rows of a part of the data
@@ -189,28 +189,14 @@ def encode_texts(
     rows: list[dict[str, list[int]]] = []
     for start in range(0, len(texts), 1000):
         part = [["" if t is None else str(t) for t in col[start : start + 1000]] for col in (texts, pairs or [])]
-        found = tokenizer(part[0], part[1] or None, truncation=True, max_length=max_length)
-        rows += [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+        rows += tokenize(tokenizer, part[0], part[1] or None, max_length=max_length)
     empty = sum(not row["input_ids"] for row in rows)
     if empty:
         raise ValueError(f"{empty} of {len(rows)} texts have no tokens at all; leave them out")
     return Data(rows, labels, lambda part: pad_texts(part, tokenizer), [len(row["input_ids"]) for row in rows])
 
 
-def image_files(folder: Path) -> tuple[list[Path], list[str]]:
-    """Images of a folder with one subfolder a class, and their classes."""
-    files = sorted(p for p in folder.glob("*/**/*") if p.suffix.lower() in IMAGES)
-    if not files:
-        raise ValueError(f"{folder} has no images ({', '.join(IMAGES)}) in subfolders, one for each class")
-    return files, [file.relative_to(folder).parts[0] for file in files]
-
-
 def encode_images(processor: Any, files: Sequence[Path], labels: Tensor) -> Data:
     """Images that are opened when their batch comes."""
 
-    def collate(part: list[Path]) -> dict[str, Tensor]:
-        return {
-            "pixel_values": processor(images=[open_image(file) for file in part], return_tensors="pt")["pixel_values"]
-        }
-
-    return Data(list(files), labels, collate, [1] * len(files))
+    return Data(list(files), labels, lambda part: read_images(part, processor), [1] * len(files))

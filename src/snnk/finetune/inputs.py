@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from snnk.finetune.config import FinetuneConfig
-from snnk.finetune.data import Data, Labels, encode_images, encode_texts, image_files
-from snnk.finetune.files import column_of, glue_files, read_columns, text_column
+from snnk.finetune.data import Data, Labels, encode_images, encode_texts
+from snnk.finetune.glue import glue_files
 from snnk.finetune.scores import CLASSIFICATION, REGRESSION
+from snnk.hf.data import column_of, labelled_images, read_columns, text_column
 from snnk.hf.models import read_config, token_limit
 
 PARTS = ("train", "validation", "test")
@@ -52,13 +53,13 @@ def read(config: FinetuneConfig, processor: Any, images: bool) -> Inputs:
         elif images:
             if not Path(source).is_dir():
                 raise ValueError(f"train is a folder of images, so must the others be; got {source}")
-            files, values = image_files(Path(source))
+            files, values = labelled_images(Path(source))
             tables.append((files, None, values, source))
         else:
-            found = read_columns(source, columns, glue=config.task is not None)
+            found = read_columns(source, columns, spare=config.task is not None)
             if config.task == "cola" and "index" in found.get("source", [])[:1]:
                 raise ValueError(f"{source} is GLUE's test file, which has no labels; take the dev file")
-            text = text or text_column(found, (label, pair), source)
+            text = text or text_column(found, source, others=(label, pair))
             values = column_of(found, label, source)
             pairs = None if pair is None else column_of(found, pair, source)
             tables.append((column_of(found, text, source), pairs, values, source))

@@ -366,7 +366,7 @@ def _table(path: Path, target: str, place: int) -> tuple[Tensor, Tensor]:
 
 
 def _hub_images(name: str) -> dict[str, Split]:
-    from snnk.finetune.files import hub_columns
+    from snnk.hf.data import hub_columns
 
     image, label = DATASETS[name].columns
     splits = {}

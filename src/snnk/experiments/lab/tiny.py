@@ -44,7 +44,7 @@ def glue(config: Any, quick: Any, source: Source, default: str = BERT) -> Iterat
     Files are looked for in the folder `glue` of --data-dir and in itself, for all tasks, before a model is loaded.
     """
     _require()
-    from snnk.finetune.files import GLUE_WHERE
+    from snnk.finetune.glue import GLUE_WHERE
 
     small = is_quick(config, quick)
     with TemporaryDirectory() as name:
@@ -66,7 +66,7 @@ def glue(config: Any, quick: Any, source: Source, default: str = BERT) -> Iterat
 
 def _glue_folder(data_dir: str, tasks: Iterable[str], folder: Path) -> str:
     """Where the files of all tasks are; those of the hub are put into `folder`."""
-    from snnk.finetune.files import GLUE, GLUE_HUB, miscounted
+    from snnk.finetune.glue import GLUE, GLUE_HUB, miscounted
 
     hub = data_dir in (HUB, GLUE_HUB)
     places = (folder,) if hub else (Path(data_dir, "glue"), Path(data_dir))
@@ -81,15 +81,17 @@ def _glue_folder(data_dir: str, tasks: Iterable[str], folder: Path) -> str:
 
 def glue_columns(task: str, data_dir: str | Path) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
     """The columns of a GLUE task's training file and of its dev file, by name."""
-    from snnk.finetune.files import glue_files, read_columns
+    from snnk.finetune.glue import glue_files
+    from snnk.hf.data import read_columns
 
     row, train, dev = glue_files(task, Path(data_dir))
-    return read_columns(train, row.columns, glue=True), read_columns(dev, row.columns, glue=True)
+    return read_columns(train, row.columns, spare=True), read_columns(dev, row.columns, spare=True)
 
 
 def hub_glue(task: str, folder: Path) -> None:
     """Write a task of the hub's GLUE as the files that GLUE has."""
-    from snnk.finetune.files import GLUE, GLUE_HUB, hub_columns
+    from snnk.finetune.glue import GLUE, GLUE_HUB
+    from snnk.hf.data import hub_columns
 
     row = GLUE[task]
     (folder / row.folder).mkdir(parents=True, exist_ok=True)

@@ -16,10 +16,10 @@ from typing import Any
 from snnk import _io, hf
 from snnk._environment import environment
 from snnk.hf.architectures import parse_layers
+from snnk.hf.calibration import Calibration, load_calibration
 from snnk.hf.compression import report as pages
 from snnk.hf.compression.agreement import Outputs, probe
 from snnk.hf.cost import stored
-from snnk.hf.data import Calibration, load_calibration
 from snnk.hf.folders import copy_others, find_folder, find_transformer, pooling_of, some
 from snnk.hf.models import load_model, load_processor, quiet, token_limit
 

