@@ -72,18 +72,6 @@ def test_importing_snnk_is_light():
     assert done.stdout.strip() == "[]"
 
 
-def test_help_does_not_import_transformers():
-    code = (
-        "import sys, snnk.cli\n"
-        "for command in ('compress', 'finetune'):\n"
-        "    try:\n        snnk.cli.main([command, '--help'])\n"
-        "    except SystemExit as stop:\n        assert not stop.code and 'transformers' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "--calibration" in done.stdout and "--classifier-start" in done.stdout
-
-
 def test_public_names():
     assert all(hasattr(snnk, name) for name in snnk.__all__)
     assert sorted(snnk.__all__) == sorted(set(snnk.__all__))

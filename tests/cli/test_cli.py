@@ -1,33 +1,130 @@
+"""The commands as a whole: what is listed, what is imported, and how they end."""
+
+import inspect
 import json
 import os
+import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
+import typer
 
 import snnk
-from snnk.cli import main
+from snnk.cli import commands, make_app
 from snnk.experiments import load, names
-from snnk.experiments.lab import estimate, records
 from snnk.experiments.lab.data import NO_DATA
-from snnk.experiments.lab.records import Results, Stored
+from snnk.experiments.lab.records import Results
+
+# The test row of each command: the function that it calls, and options without a namesake among its arguments.
+TWINS = {
+    "compress": ("snnk.hf.compression.pipeline.Settings", {"model", "calibration", "out"}),
+    "demo": (None, {"out"}),
+    "finetune": ("snnk.finetune.FinetuneConfig", {"classification", "resume"}),
+    "fit": ("snnk.tabular.FitConfig", {"data", "out", "features", "double", "checkpoint_seconds"}),
+    "predict": ("snnk.tabular.TableModel.write_predictions", {"model", "data", "out"}),
+    "audit": ("snnk.hf.auditing.audit", {"model", "json_file"}),
+    "estimate": ("snnk.experiments.lab.estimate.Config", {"out"}),
+    "reproduce": ("snnk.experiments.lab.runs.reproduce", {"everything", "show", "page"}),
+}
+HEAVY = "torch", "transformers", "peft", "sklearn", "matplotlib", "pyarrow", "numpy", "scipy"
 
 
-def run(capsys, *args):
-    with pytest.raises(SystemExit) as stop:
-        main(list(args))
-    out, err = capsys.readouterr()
-    return stop.value.code, out, err
+def imported(*args, **environment):
+    """Modules that a process has loaded after a command line, and what it printed."""
+    code = (
+        "import atexit, sys, snnk.cli\n"
+        "atexit.register(lambda: sys.stderr.write('LOADED ' + ' '.join(sys.modules)))\n"
+        "snnk.cli.main(sys.argv[1:])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, args)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "120", **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.partition("LOADED ")[2].split()), done.stdout
 
 
-def test_version_and_help(capsys):
-    assert run(capsys, "--version")[:2] == (0, f"snnk {snnk.__version__}\n")
+def test_every_command_has_a_test_row():
+    assert list(commands()) == list(TWINS)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_help_loads_neither_torch_nor_transformers(name):
+    """A command's help ends with its two examples."""
+    loaded, out = imported(name, "--help")
+    assert not loaded & set(HEAVY)
+    assert len(commands()[name].EXAMPLES) == 2 and all(example in out for example in commands()[name].EXAMPLES)
+
+
+def test_the_list_of_commands_loads_neither_torch_nor_transformers():
+    loaded, out = imported("--help")
+    assert not loaded & set(HEAVY) and all(name in out for name in TWINS)
+
+
+@pytest.mark.parametrize(("words", "found"), [("snnk com", "compress"), ("snnk compress --ke", "--keep")])
+def test_completion_loads_neither_torch_nor_transformers(words, found):
+    environment = {"_SNNK_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    loaded, out = imported(**environment)
+    assert not loaded & set(HEAVY) and out.split() == [found]
+
+
+@pytest.mark.parametrize("example", [example for module in commands().values() for example in module.EXAMPLES])
+def test_examples_are_valid_command_lines(example):
+    program, name, *args = shlex.split(example)
+    assert program == "snnk"
+    typer.main.get_command(make_app()).commands[name].make_context(name, args)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_options_are_arguments_of_the_python_twin(name):
+    """With the same defaults."""
+    path, others = TWINS[name]
+    options = inspect.signature(commands()[name].command).parameters
+    arguments = {} if path is None else inspect.signature(_resolve(path)).parameters
+    assert set(options) - set(arguments) == others
+    for option in set(options) - others:
+        default, twin = options[option].default, arguments[option].default
+        if isinstance(twin, str | int | float | None) and option not in ("out", "name", "regression", "drop"):
+            assert default == twin, option
+
+
+def _resolve(path):
+    parts = path.split(".")
+    for i in range(len(parts), 0, -1):
+        try:
+            found = __import__(".".join(parts[:i]), fromlist=["x"])
+        except ImportError:
+            continue
+        for part in parts[i:]:
+            found = getattr(found, part)
+        return found
+    raise ValueError(path)
+
+
+def test_predict_loads_no_experiment_and_no_transformers(run, tmp_path):
+    rows = "".join(f"{i % 7},{i % 3}\n" for i in range(60))
+    (tmp_path / "t.csv").write_text(f"a,y\n{rows}")
+    assert run("fit", tmp_path / "t.csv", "--target", "y", "--features", 8, "--out", tmp_path / "model")[0] == 0
+    loaded, _ = imported("predict", tmp_path / "model", tmp_path / "t.csv", "--out", tmp_path / "p.csv")
+    assert "torch" in loaded and not loaded & {"transformers", "peft", "matplotlib"}
+    assert not {name for name in loaded if name.startswith("snnk.experiments.")}
+
+
+def test_a_missing_package_names_the_extra(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("snnk.cli._options.find_spec", lambda name: None if name == "peft" else name)
+    code, _, err = run("finetune", "model", "--out", tmp_path / "out")
+    assert code == 2 and "this command needs peft; install it with: pip install 'snnk[cli,peft]'" in err
+
+
+def test_version_and_help(run):
+    assert run("--version")[:2] == (0, f"snnk {snnk.__version__}\n")
     for args in ([], ["--help"]):
-        code, out, _ = run(capsys, *args)
+        code, out, _ = run(*args)
         assert code == 0 and all(command in out for command in ("estimate", "reproduce", "demo"))
-    assert "Example: snnk estimate" in run(capsys, "estimate", "--help")[1]
+    assert "snnk estimate --activation gelu" in run("estimate", "--help")[1]
 
 
 @pytest.mark.parametrize(
@@ -35,25 +132,25 @@ def test_version_and_help(capsys):
     [
         (["estimate", "--bogus"], "--bogus"),
         (["estimate", "--dim", "x"], "--dim"),
-        (["estimate", "--dim", "0"], "--dim must be a positive integer"),
+        (["estimate", "--dim", "0"], "dim must be a positive integer"),
         (["estimate", "--activation", "gelo"], "did you mean 'gelu'"),
         (["estimate", "--features", "3"], "must be even"),
-        (["estimate", "--features", "a,4"], "with commas"),
+        (["estimate", "--features", "a,4"], "separated by commas"),
         (["estimate", "--x-norm", "-1"], "positive number"),
         (["nothing"], "nothing"),
         (["reproduce", "pointwize"], "did you mean 'pointwise'"),
         (["reproduce"], "name an experiment"),
     ],
 )
-def test_bad_arguments_end_in_one_line(capsys, args, message):
-    code, out, err = run(capsys, *args)
+def test_bad_arguments_end_in_one_line(run, args, message):
+    code, out, err = run(*args)
     assert code == 2 and out == ""
     assert err.count("\n") == 1 and err.startswith("snnk: ") and message in err
 
 
-def test_estimate_writes_rows_and_picture(capsys, tmp_path):
-    args = ["estimate", "--dim", "8", "-m", "16,64", "--draws", "3", "--activation", "tanh", "--out", str(tmp_path)]
-    code, out, _ = run(capsys, *args)
+def test_estimate_writes_rows_and_picture(run, tmp_path):
+    args = ["estimate", "--dim", "8", "-m", "16,64", "--draws", "3", "--activation", "tanh", "--out", tmp_path]
+    code, out, _ = run(*args)
     assert code == 0 and "predicted" in out
     stored = json.loads((tmp_path / "estimate.json").read_text())
     assert [row["num_features"] for row in stored["rows"]] == [16, 64]
@@ -63,8 +160,8 @@ def test_estimate_writes_rows_and_picture(capsys, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"estimate.json", "estimate.png"}
 
 
-def test_reproduce_pointwise(capsys, tmp_path):
-    code, out, _ = run(capsys, "reproduce", "pointwise", "--quick", "--out", str(tmp_path))
+def test_reproduce_pointwise(run, tmp_path):
+    code, out, _ = run("reproduce", "pointwise", "--quick", "--out", tmp_path)
     assert code == 0 and "claims" in out
     rows = json.loads((tmp_path / "pointwise.json").read_text())["rows"]
     assert len(rows) == load("pointwise").total(load("pointwise").QUICK)
@@ -74,7 +171,7 @@ def test_reproduce_pointwise(capsys, tmp_path):
     assert mean["arc-cosine", "paper", 32] < mean["arc-cosine", "paper", 2]
 
 
-def test_rows_that_are_there_are_told_of(capsys, tmp_path, monkeypatch):
+def test_rows_that_are_there_are_told_of(run, tmp_path, monkeypatch):
     def stop(config, results, source):
         raise ValueError("stopped")
 
@@ -82,132 +179,39 @@ def test_rows_that_are_there_are_told_of(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "run", stop)
     for config, line in ((module.QUICK, "1 rows are there from commit abc"), (module.Config(), "it goes to")):
         Results(tmp_path / "pointwise.json", config, resume=False, source=NO_DATA).add({"commit": "abc"})
-        code, out, err = run(capsys, "reproduce", "pointwise", "--quick", "--out", str(tmp_path))
+        code, out, err = run("reproduce", "pointwise", "--quick", "--out", tmp_path)
         assert code == 2 and "stopped" in err and line in out
     assert len(list(tmp_path.iterdir())) == 1  # moved only when a row comes
 
 
-def test_reproduce_refuses_at_once_what_would_fail_later(capsys, tmp_path):
+def test_reproduce_refuses_at_once_what_would_fail_later(run, tmp_path):
     (tmp_path / "file").write_text("mine")
-    code, _, err = run(capsys, "reproduce", "mnist", "--quick", "--out", str(tmp_path / "file" / "x"))
+    code, _, err = run("reproduce", "mnist", "--quick", "--out", tmp_path / "file" / "x")
     assert code == 2 and f"{tmp_path / 'file'} is no folder that can be written to" in err
-    code, _, err = run(capsys, "reproduce", "mnist", "--all", "--quick", "--out", str(tmp_path))
+    code, _, err = run("reproduce", "mnist", "--all", "--quick", "--out", tmp_path)
     assert code == 2 and "got 'mnist' and --all" in err
 
 
-def test_ctrl_c_says_how_to_go_on(capsys, tmp_path, monkeypatch):
+def test_ctrl_c_says_how_to_go_on(run, tmp_path, monkeypatch):
     def stop(config, results, source):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(load("pointwise"), "run", stop)
-    code, _, err = run(capsys, "reproduce", "pointwise", "--quick", "--out", str(tmp_path))
-    assert code == 130 and "interrupted; the same command goes on where it was" in err
+    code, _, err = run("reproduce", "pointwise", "--quick", "--out", tmp_path)
+    assert code == 130 and "interrupted; the same command continues with the rows that are missing" in err
 
 
-def test_reproduce_list(capsys):
-    code, out, _ = run(capsys, "reproduce", "--list")
+def test_reproduce_list(run):
+    code, out, _ = run("reproduce", "--list")
     assert code == 0 and all(name in out for name in names())
 
 
-def test_unwritable_folder_and_foreign_file(capsys, tmp_path):
+def test_unwritable_folder_and_foreign_file(run, tmp_path):
     (tmp_path / "file").write_text("mine")
-    code, _, err = run(
-        capsys, "estimate", "--dim", "4", "-m", "4", "--draws", "1", "--out", str(tmp_path / "file" / "x")
-    )
+    code, _, err = run("estimate", "--dim", "4", "-m", "4", "--draws", "1", "--out", tmp_path / "file" / "x")
     assert code == 2 and err.count("\n") == 1 and (tmp_path / "file").read_text() == "mine"
     for foreign in ("{}", '{"config": [], "environment": {}, "rows": []}'):
         (tmp_path / "estimate.json").write_text(foreign)
-        code, _, err = run(capsys, "estimate", "--dim", "4", "-m", "4", "--draws", "1", "--out", str(tmp_path))
+        code, _, err = run("estimate", "--dim", "4", "-m", "4", "--draws", "1", "--out", tmp_path)
         assert code == 2 and "not a result file of snnk" in err
         assert (tmp_path / "estimate.json").read_text() == foreign
-
-
-def test_rows_are_resumed_for_the_same_configuration_only(tmp_path):
-    config = estimate.Config(dim=4, features=(4, 8), draws=1)
-    path = tmp_path / "rows.json"
-    rows = estimate.run(config, Results(path, config))
-    next(rows)  # stopped after the first
-    stored = json.loads(path.read_text())
-    stored["rows"][0]["urf"] = -1.0
-    path.write_text(json.dumps(stored))
-    again = list(estimate.run(config, Results(path, config)))
-    assert again[0]["urf"] == -1.0 and again[1]["urf"] > 0
-    other = estimate.Config(dim=4, features=(4, 8), draws=2)
-    assert next(estimate.run(other, Results(path, other)))["urf"] > 0
-    (kept,) = tmp_path.glob("rows.*.json")  # rows of the first configuration are not lost
-    assert Stored(kept).rows[0]["urf"] == -1.0 and len(Stored(path).rows) == 1
-
-
-def test_rows_of_other_commits_and_seeds_are_taken_over(tmp_path, monkeypatch):
-    @dataclass(frozen=True)
-    class Config:
-        size: int = 3
-        seeds: int = 1
-
-    path = tmp_path / "rows.json"
-    monkeypatch.setattr(records, "_commit", lambda: "first")
-    Results(path, Config(seeds=2), source={"model": "some"}).add({"seed": 0, "bad": [1.0, float("nan")]})
-    monkeypatch.setattr(records, "_commit", lambda: "second")
-    again = Results(path, Config(), source={"model": "some"})
-    again.add({"seed": 1})
-    stored = Stored(path)
-    assert [stored.environments[row.pop("environment")]["commit"] for row in stored] == ["first", "second"]
-    assert stored.rows == [{"seed": 0, "bad": [1.0, None], "commit": "first"}, {"seed": 1, "commit": "second"}]
-    assert Stored(path).config == {"size": 3, "seeds": 2}
-    for config, source in ((Config(size=4), "some"), (Config(), "other")):
-        assert Results(path, config, source={"model": source}).aside is not None
-    assert len(list(tmp_path.iterdir())) == 1  # nothing is moved before the first row
-
-
-def test_rows_that_were_put_aside_come_back(tmp_path):
-    """Two configurations that take turns in one file, as a run and its --quick form do, lose nothing."""
-    config, other = estimate.Config(dim=4), estimate.Config(dim=5)
-    path = tmp_path / "rows.json"
-    for seed in range(3):
-        for own in (config, other):
-            results = Results(path, own)
-            assert [row["seed"] for row in results] == list(range(seed))
-            results.add({"seed": seed, "dim": own.dim})
-            assert len(list(tmp_path.iterdir())) == (1 if (seed, own) == (0, config) else 2)
-    back = Results(path, config)
-    assert back.back is not None and back.aside is not None
-    (tmp_path / f"rows.{Stored(path).hash}.json").write_text("mine")  # as an older version may have left it
-    back.write()  # with nothing to add
-    assert (tmp_path / f"rows.{Results(path, other, resume=False).hash}.json").read_text() == "mine"
-    assert [row["dim"] for row in Stored(path)] == [4] * 3 and len(list(tmp_path.iterdir())) == 3
-    assert Results(path, config).back is None and Results(path, config, resume=False).rows == []
-
-
-@pytest.mark.parametrize("capability", ["default", "avx2"])
-def test_rows_name_the_processor_and_what_torch_makes_of_it(capability):
-    code = "from snnk.experiments.lab.records import environment as e; print(e()['capability'], bool(e()['processor']))"
-    options = {"env": {**os.environ, "ATEN_CPU_CAPABILITY": capability}, "capture_output": True, "text": True}
-    assert subprocess.run([sys.executable, "-c", code], **options).stdout.split() == [capability.upper(), "True"]
-
-
-def test_rows_of_a_file_without_environments(tmp_path):
-    """As older ones are: all rows have that of the file."""
-    results = Results(tmp_path / "rows.json", estimate.Config(dim=4))
-    results.add({"seed": 0})
-    stored = json.loads(results.path.read_text())
-    del stored["environments"], stored["rows"][0]["environment"]
-    results.path.write_text(json.dumps(stored))
-    (row,) = Stored(results.path)
-    assert Stored(results.path).environments == {row["environment"]: stored["environment"]}
-
-
-def test_a_full_disk_leaves_the_rows(tmp_path, monkeypatch):
-    config = estimate.Config(dim=4)
-    results = Results(tmp_path / "rows.json", config)
-    results.add({"seed": 0})
-
-    def fail(self, text, encoding):
-        with self.open("w") as file:
-            file.write(text[:10])
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr(Path, "write_text", fail)
-        results.add({"seed": 1})
-    assert [p.name for p in tmp_path.iterdir()] == ["rows.json"]
-    assert [row["seed"] for row in Results(tmp_path / "rows.json", config)] == [0]

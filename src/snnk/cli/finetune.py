@@ -1,124 +1,118 @@
-"""The command `snnk finetune`: options in, a bar and a table out; the work is `snnk.finetune.finetune`."""
+"""`snnk finetune`: train a text or image classifier."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from snnk import _io
-from snnk.cli import printing
+from snnk.cli import _options
+from snnk.cli._printing import bar, say, show_table, wrote
+from snnk.finetune import METHODS, FinetuneConfig
 
-# names of METHODS and GLUE, which would cost the help seconds of imports
-METHOD_NAMES = (
-    "snnk, snnk-tuned, snnk-relu, snnk-cos, snnk-pooler, bundled, uptrain, lora, houlsby, bitfit, ia3, "
-    "linear-probe, full"
+GROUP = _options.FINETUNE
+EXAMPLES = (
+    "snnk finetune my-model --train train.tsv --method snnk --out tuned",
+    "snnk finetune org/name --task rte --data-dir glue --method lora --epochs 5 --out tuned-rte",
 )
-TASK_NAMES = "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli"
-NEEDS = ("transformers", "peft", "accelerate")
+RERUN = "with --resume continues from the last checkpoint, if there is one"
+
+TASKS = "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli"  # the keys of GLUE, whose module is slow to import
+OWN = "Default: the method's own value (the paper's, where it gives one)."
 
 
-def finetune_command(
-    model: Annotated[str, typer.Argument(help="Folder of a Hugging Face model, or its name on the hub.")],
-    out: Annotated[Path, typer.Option(help="New folder for the tuned model, its figures and its card.")],
+def command(
+    model: _options.Model,
+    out: _options.NewFolder,
     train: Annotated[
         str | None,
         typer.Option(
-            help="Labelled data: .tsv, .csv, .jsonl (also .gz), .parquet, a folder of images with one subfolder a "
-            "class, or a hub name[:config]\\[@split]."
+            help="Labelled data: .tsv, .csv, .jsonl (also .gz), .parquet, a folder of images with one subfolder per "
+            "class, or a name on the hub, name[:config]\\[@split]."
         ),
     ] = None,
-    validation: Annotated[str | None, typer.Option(help="As --train; without it a tenth of train is held out.")] = None,
-    test: Annotated[str | None, typer.Option(help="As --train; measured once, at the end.")] = None,
-    text: Annotated[str | None, typer.Option(help="Column of the texts; else the first with strings.")] = None,
-    text_pair: Annotated[str | None, typer.Option(help="Column of second texts.")] = None,
+    validation: Annotated[str | None, typer.Option(help="Like --train. Default: a tenth of the training rows.")] = None,
+    test: Annotated[str | None, typer.Option(help="Like --train; measured once, at the end.")] = None,
+    text: Annotated[str | None, typer.Option(help="Column of the texts. Default: the first column of strings.")] = None,
+    text_pair: Annotated[str | None, typer.Option(help="Column of second texts, for pairs.")] = None,
     label: Annotated[str, typer.Option(help="Column of the labels.")] = "label",
-    task: Annotated[str | None, typer.Option(help=f"GLUE task, with --data-dir: {TASK_NAMES}.")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Folder of GLUE's files; the dev file is the test.")] = None,
-    method: Annotated[str, typer.Option(help=f"One of {METHOD_NAMES}.")] = "snnk",
-    features: Annotated[int | None, typer.Option(help="Features, adapter size or rank.")] = None,
-    layers: Annotated[
-        str | None, typer.Option(help="Of uptrain: all, top-6, or numbers with commas; else the upper half.")
+    task: Annotated[str | None, typer.Option(help=f"GLUE task, with --data-dir: {TASKS}.")] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(help="Folder of GLUE's files; the dev file becomes the test data.")
     ] = None,
-    pooling: Annotated[str, typer.Option(help="model, or mean (of all tokens, for sentence encoders).")] = "model",
-    classifier_start: Annotated[str, typer.Option(help="closed-form or random.")] = "closed-form",
-    # two flags, as a column for the second name would leave the help no room
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "snnk",
+    features: Annotated[int | None, typer.Option(help=f"Number of features, size of adapters, or rank. {OWN}")] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(help="For uptrain: all, top-6, or numbers separated by commas. Default: the upper half."),
+    ] = None,
+    pooling: Annotated[
+        str, typer.Option(help="model (the model's own), or mean (of all tokens, for sentence encoders).")
+    ] = "model",
+    classifier_start: Annotated[
+        str, typer.Option(help="First weights of the classifier: closed-form or random.")
+    ] = "closed-form",
+    # Two flags: --regression/--classification would need a wider column than the help has.
     regression: Annotated[
-        bool, typer.Option("--regression", help="Labels are numbers; else told from decimal points.")
+        bool, typer.Option("--regression", help="Labels are numbers. Default: if they have decimal points.")
     ] = False,
     classification: Annotated[
-        bool, typer.Option("--classification", help="Labels are classes, also 0.0 and 1.0.")
+        bool, typer.Option("--classification", help="Labels are classes, even if they look like 0.0 and 1.0.")
     ] = False,
-    learning_rate: Annotated[
-        float | None, typer.Option(help="These five: else the method's own, the paper's where it has them.")
+    learning_rate: Annotated[float | None, typer.Option(help=OWN)] = None,
+    batch_size: Annotated[int | None, typer.Option(help=f"Rows per step of all processes together. {OWN}")] = None,
+    epochs: Annotated[int | None, typer.Option(help=f"Most passes over the training rows. {OWN}")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help=OWN)] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help=f"Learning rate over time: constant or linear (to 0). {OWN}")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Of all processes together.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="At most.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Of the optimizer.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="Of the rate: constant or linear (to 0).")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="Instead of epochs; 0: the closed form only.")] = None,
-    max_length: Annotated[int, typer.Option(help="Tokens of one text or pair, at most what the model takes.")] = 128,
-    limit_train: Annotated[int | None, typer.Option(help="Take so many rows of train only.")] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(help="Number of steps instead of epochs; 0 for the closed form alone.")
+    ] = None,
+    max_length: _options.MaxLength = 128,
+    limit_train: Annotated[int | None, typer.Option(help="Number of training rows to use, drawn at random.")] = None,
     bf16: Annotated[bool, typer.Option("--bf16", help="Compute in bfloat16.")] = False,
-    seed: Annotated[int, typer.Option(help="Of everything random.", min=0, max=2**31)] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint of a stopped run.")] = False,
+    seed: _options.Seed = 0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the checkpoint of a run that was stopped.")
+    ] = False,
 ) -> None:
-    """Fine-tune a text or image classifier by adapters, poolers or the usual ways; also under torchrun."""
-    options = dict(locals())
-    del options["classification"], options["resume"]
+    """Fine-tune a text or image classifier with adapters, poolers or standard methods. It also runs under torchrun."""
+    options = {name: value for name, value in locals().items() if name not in ("classification", "resume")}
     if regression and classification:
         raise ValueError("--regression and --classification exclude each other; give one")
-    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ValueError(f"this command needs {', '.join(missing)}; install it with: pip install 'snnk[cli,peft]'")
-    if not resume and not Path(f"{out}.checkpoint").exists():
-        _io.check_out(out)  # before seconds of imports
-    from snnk.finetune import FinetuneConfig, finetune
+    _options.require("transformers", "peft", "accelerate", extra="peft")
+    checkpoint = Path(f"{out}.checkpoint")
+    _io.check_out(out, new=not resume and not checkpoint.exists())
+    from snnk.finetune import finetune
 
     config = FinetuneConfig(
         **{**options, "out": str(out), "regression": regression if regression or classification else None}
     )
-    console = Console()
-    first = os.environ.get("RANK", "0") == "0"  # of a torchrun cluster, only one talks
+    with bar("steps") as show:
 
-    def say(line: str) -> None:
-        if first:
-            printing.say(console, line)
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not (first and console.is_terminal)) as bar:
-        row = bar.add_task("loading", total=None, told="")
-        begun: list[tuple[float, int]] = []
-
-        def show(step: int, total: int, loss: float, scores: dict[str, float]) -> None:
-            begun[:] = begun or [(time.monotonic(), step)]
-            rate = (step - begun[0][1]) / max(time.monotonic() - begun[0][0], 1e-9)
+        def progress(step: int, total: int, loss: float, scores: dict[str, float]) -> None:
             best = ", ".join(f"{k} {v:.3f}" for k, v in scores.items() if k not in ("epoch", "step", "train_loss"))
-            told = f"{step}/{total}, loss {loss:.4f}, {rate:.1f} steps/s; validation: {best}"
-            bar.update(row, description="training", completed=step, total=total, told=told)
+            show("training", step, total, f", loss {loss:.4f}; validation: {best}")
 
         try:
-            found = finetune(config, resume=resume, say=say, progress=show)
+            found = finetune(config, resume=resume, say=say, progress=progress)
         except KeyboardInterrupt:
-            if Path(f"{out}.checkpoint").exists():
-                say(f"stopped; the same command with --resume goes on from {out}.checkpoint")
+            if checkpoint.exists():
+                say(f"stopped; the same command with --resume continues from {checkpoint}")
             raise
     if found.main:
-        console.print(_table(found.metrics))
-        printing.wrote(console, out)
+        _show(found.metrics)
+        wrote(out)
     import torch
 
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
-def _table(metrics: dict[str, Any]) -> Any:
+def _show(metrics: dict[str, Any]) -> None:
     epochs, best = metrics["training"]["epochs"], metrics["training"]["best"]
     names = list(metrics["scores"]["validation"])
     parts = {
@@ -132,4 +126,4 @@ def _table(metrics: dict[str, Any]) -> Any:
         if scores is not None
     ]
     columns = {name: name.replace("_", " ") for name in ("part", *names)}
-    return printing.make_table(f"{metrics['base_model']}, {metrics['method']}", columns, rows)
+    show_table(f"{metrics['base_model']}, {metrics['method']}", columns, rows)

@@ -1,56 +1,84 @@
-"""What `snnk reproduce` prints, beside the command's options."""
+"""`snnk reproduce`: figures and tables of the paper."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+import typer
 
-from snnk.cli.printing import make_table, say, wrote
+from snnk.cli import _options
+from snnk.cli._printing import say, show_table, track, wrote
 from snnk.experiments import load, names
-from snnk.experiments.lab.records import Row
-from snnk.experiments.lab.runs import Reproduction, reproduce, reproduce_all
+
+if TYPE_CHECKING:
+    from snnk.experiments.lab.runs import Reproduction
+
+GROUP = _options.MEASURE
+EXAMPLES = (
+    "snnk reproduce pointwise --quick",
+    "snnk reproduce mnist --data-dir data --out results",
+)
+RERUN = "continues with the rows that are missing"
 
 
-def list_experiments(console: Console) -> None:
-    """Print one line per experiment: what it stands for, what it needs, how long it takes."""
-    table = Table()
-    table.add_column("name", no_wrap=True)
-    for heading in ("stands for", "needs", "time"):
-        table.add_column(heading)
-    for name in names():
-        experiment = load(name)
-        table.add_row(name, experiment.FIGURE, experiment.NEEDS, experiment.TIME)
-    console.print(table)
-
-
-def run(
-    name: str, out: Path, console: Console, *, data_dir: str | None, model: str | None, quick: bool, seeds: int | None
+def command(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(names())}.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Run a small configuration, which takes seconds.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Run all experiments; exit with code 2 if the data of some are missing.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
+    page: Annotated[
+        bool, typer.Option("--page", help="Write README.md, the page of all claims, from the rows in --out.")
+    ] = False,
+    data_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder of a data set, or of the folders mnist, covertype, higgs, hepmass, glue, cifar10, cifar100. "
+            "Or hub, or the name of a data set on the hub, to download it (UCI's are not there)."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder of a pretrained model, or its name on the hub; not allowed with --all."),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="Number of runs, each with its own seed; --all applies it where it has a meaning.", min=1),
+    ] = None,
+    out: _options.Results = Path("results"),
 ) -> None:
-    """Run one experiment, or all if `name` is empty, and print rows and claims."""
+    """Reproduce figures and tables of the paper. A run that was stopped continues with the rows that are missing."""
+    if show:
+        columns = {"name": "name", "FIGURE": "stands for", "NEEDS": "needs", "TIME": "time"}
+        show_table("experiments", columns, [{"name": each, **vars(load(each))} for each in names()], "left")
+        return
+    if page:
+        from snnk.experiments.lab.page import write_page
 
-    def show(rows: Iterator[Row], name: str, total: int) -> Iterable[Row]:
-        return track(rows, name, total=total, console=console, transient=True)
+        wrote(write_page(out))
+        return
+    if not name and not everything:
+        raise ValueError(f"name an experiment: {', '.join(names())}; snnk reproduce --list describes them")
+    if name and everything:
+        raise ValueError(f"got {name!r} and --all; leave one of them out")
+    if everything and model is not None:
+        raise ValueError(f"--all takes no --model: {model} fits texts or images; run the experiments one by one")
+    from snnk.experiments.lab.runs import reproduce, reproduce_all
 
-    tell = partial(say, console)
     if name:
-        found = reproduce(name, out, data_dir=data_dir, model=model, quick=quick, seeds=seeds, say=tell, track=show)
-        _print(found, console)
-    else:
-        for found in reproduce_all(out, data_dir=data_dir, quick=quick, seeds=seeds, say=tell, track=show):
-            _print(found, console)
+        _show(reproduce(name, out, data_dir=data_dir, model=model, quick=quick, seeds=seeds, say=say, track=track))
+        return
+    for found in reproduce_all(out, data_dir=data_dir, quick=quick, seeds=seeds, say=say, track=track):
+        _show(found)
 
 
-def _print(found: Reproduction, console: Console) -> None:
-    keys = dict.fromkeys(
-        key for row in found.results for key, value in row.items() if not isinstance(value, list | dict)
-    )
+def _show(found: Reproduction) -> None:
+    rows = found.results
+    keys = dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list | dict))
     columns = {key: key.replace("_", " ") for key in keys if key not in ("commit", "environment")}
-    console.print(make_table(f"{found.name}: {found.figure}", columns, found.results))
-    console.print(make_table("claims", {key: key for key in ("paper", "ours", "tolerance", "holds")}, found.claims))
-    say(console, f"{found.name}: {found.seconds:.0f} s")
-    wrote(console, found.picture, found.results.path)
+    show_table(f"{found.name}: {found.figure}", columns, rows)
+    show_table("claims", {key: key for key in ("paper", "ours", "tolerance", "holds")}, found.claims)
+    say(f"{found.name}: {found.seconds:.0f} s")
+    wrote(found.picture, rows.path)

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snnk import _io
+from snnk import _checks, _io
 from snnk.experiments.lab.records import Results, Row, save_figure
 from snnk.experiments.lab.runs import Track, all_rows
-from snnk.maps import URF, FeatureMap, ProjectedURF
+from snnk.maps import ACTIVATIONS, URF, FeatureMap, ProjectedURF
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,17 @@ class Config:
     inputs: int = 64
     outputs: int = 64
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        _checks.choose(self.activation, ACTIVATIONS, "activation")
+        for name in ("dim", "draws", "inputs", "outputs"):
+            _checks.positive_int(getattr(self, name), name)
+        for m in self.features:
+            _checks.even_features(m)
+        _checks.positive(self.x_norm, "x_norm")
+        _checks.positive(self.w_norm, "w_norm")
+        if not math.isfinite(self.bias):
+            raise ValueError(f"bias must be a finite number; got {self.bias!r}")
 
 
 def estimate(config: Config, out: str | Path, *, track: Track = all_rows) -> tuple[Results, Path]:

