@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._inductor.utils import fresh_inductor_cache
 
-from snnk import URF, ArcCosine, PowerSeries, ProjectedURF, SNNKLinear
+from snnk import FEATURE_MAPS, URF, ArcCosine, PowerSeries, ProjectedURF, SNNKLinear
 from snnk.maps import Sampled
 
 D = 6
@@ -17,9 +17,6 @@ MAPS = {
     "urf-sin-range": lambda m=16, **k: URF(D, m, "sin", range=(-1.5, 1.5), **QUIET, **k),
     "urf-sin": lambda m=16, **k: URF(D, m, "sin", **QUIET, **k),
     "urf-cos-chi": lambda m=16, **k: URF(D, m, "cos", projection="orthogonal_chi", **QUIET, **k),
-    "urf-sin-simplex": lambda m=16, **k: URF(D, m, "sin", projection="simplex", **QUIET, **k),
-    "urf-sin-sobol": lambda m=16, **k: URF(D, m, "sin", projection="sobol", **QUIET, **k),
-    "urf-sin-hadamard": lambda m=16, **k: URF(D, m, "sin", projection="hadamard", **QUIET, **k),
     "urf-gelu": lambda m=16, **k: URF(D, m, "gelu", **QUIET, **k),
     "urf-relu-unit": lambda m=16, **k: URF(D, m, "relu", normalize="unit", **QUIET, **k),
     "urf-callable": lambda m=16, **k: URF(D, m, lambda z: z**2, range=(-1, 1), **QUIET, **k),
@@ -40,6 +37,8 @@ MAPS = {
     "power-tanh": lambda m=16, **k: PowerSeries(D, m, "tanh", **k),
     "power-own": lambda m=16, **k: PowerSeries(D, m, coefficients=[0.3, 1.0, 0.0, 0.5], **k),
     "projected-gelu": lambda m=16, **k: ProjectedURF(D, m, "gelu", **QUIET, **k),
+    "random-relu": lambda m=16, **k: FEATURE_MAPS["random-relu"](D, m, **k),
+    "random-fourier": lambda m=16, **k: FEATURE_MAPS["random-fourier"](D, m, **k),
     "projected-tanh-iid": lambda m=16, **k: ProjectedURF(D, m, "tanh", projection="iid", **QUIET, **k),
 }
 LAYERS = {
@@ -179,12 +178,12 @@ def test_who_claims_to_be_unbiased():
     assert set(MAPS) - set(UNBIASED) == {
         "urf-sin-range",
         "urf-sin",  # rows of length sqrt(d)
-        "urf-sin-hadamard",
         "urf-gelu",  # fitted series
         "urf-relu-unit",
         "urf-callable",
         "projected-gelu",
         "projected-tanh-iid",
+        "random-fourier",
     }
 
 
@@ -249,7 +248,7 @@ def test_bad_weights(make):
         fm.psi(torch.ones(3, D), torch.ones(4))
 
 
-@pytest.mark.parametrize("name", [n for n in MAPS if not n.startswith(("arccos", "power-own"))])
+@pytest.mark.parametrize("name", [n for n in MAPS if not n.startswith(("arccos", "power-own", "random-relu"))])
 @pytest.mark.parametrize(("m", "message"), [(0, "positive integer; got 0"), (7, "must be even.*got 7. Use 6 or 8")])
 def test_bad_feature_counts(name, m, message):
     with pytest.raises(ValueError, match=message):

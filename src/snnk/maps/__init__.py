@@ -1,4 +1,9 @@
-"""Feature maps: one file each. `FEATURE_MAPS` names the ready-made ones."""
+"""Feature maps phi and psi, with one file per map.
+
+`FEATURE_MAPS` is the one registry of names. The names of activations ("relu", "cos", "gelu", ...) are maps with psi, for
+SNNK layers, adapters and poolers; "relu" is the paper's arc-cosine map. "random-relu" and "random-fourier" are random
+features for a matrix that is fitted to data, in compression plans, `snnk fit` and `snnk.sklearn`.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +28,8 @@ FEATURE_MAPS: dict[str, Callable[..., FeatureMap]] = {
     "arccos2": partial(ArcCosine, order=2),
     "tanh_power": partial(PowerSeries, activation="tanh"),
     **{name: partial(URF, activation=name) for name in ACTIVATIONS if name != "relu"},
+    "random-relu": partial(ArcCosine, augment=True),
+    "random-fourier": partial(ProjectedURF, on_error="ignore"),
 }
 
 

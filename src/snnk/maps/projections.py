@@ -1,6 +1,6 @@
 """Random projections G in R^(m x d) whose rows stand for g ~ N(0, I_d) in the paper's Lambda_g (section 3.1).
 
-Rows of one block of d are coupled (orthogonal, simplex, ...); more rows than dimensions come in independent blocks.
+Orthogonal rows come in blocks of d; blocks are independent.
 `gaussian_rows` says whether a single row is exactly N(0, I_d), which is what unbiasedness needs; rows of length
 sqrt(d) are uniform on that sphere instead, which biases an estimate of cos(z) by about z^2/(d + 2) and lowers its
 mean squared error, because the heavy tail of exp(g.w) is in the length of g.
@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
-from torch.quasirandom import SobolEngine
 
 from snnk._checks import look_up, positive_int
 
@@ -97,50 +96,12 @@ def _orthogonal_chi(m: int, d: int, generator: Generator) -> Tensor:
     return _blocks(m, d, lambda rows: haar(rows, d, generator)) * _chi(m, d, generator)
 
 
-def _simplex(m: int, d: int, generator: Generator) -> Tensor:
-    """Rows of a block point to the corners of a randomly rotated simplex (Reid et al. 2023)."""
-    corners = torch.eye(d, dtype=torch.float64) - 1 / d  # (d, d), centred unit vectors: a simplex in d - 1 dimensions
-    corners = corners / corners.norm(dim=1, keepdim=True).clamp_min(1e-30) if d > 1 else torch.ones(1, 1).double()
-    return _blocks(m, d, lambda rows: corners[:rows] @ haar(d, d, generator)) * _chi(m, d, generator)
-
-
-def _hadamard(m: int, d: int, generator: Generator) -> Tensor:
-    """sqrt(n) (H D3 / sqrt n)(H D2 / sqrt n)(H D1 / sqrt n) in the next power of two n, cut to d columns."""
-    n = 1 << (d - 1).bit_length()
-    h = torch.ones(1, 1, dtype=torch.float64)
-    while len(h) < n:
-        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
-    h = h / math.sqrt(n)
-
-    def block(rows: int) -> Tensor:
-        product = torch.eye(n, dtype=torch.float64)
-        for _ in range(3):
-            signs = torch.randint(0, 2, (n,), generator=generator).double() * 2 - 1
-            product = h @ (signs[:, None] * product)
-        keep = torch.randperm(n, generator=generator)[:rows]
-        return product[keep, :d] * math.sqrt(n)
-
-    return _blocks(m, n, block)
-
-
-def _sobol(m: int, d: int, generator: Generator) -> Tensor:
-    if d > SobolEngine.MAXDIM:
-        raise ValueError(f"sobol projections reach {SobolEngine.MAXDIM} dimensions; got {d}. Use 'orthogonal'")
-    seed = int(torch.randint(0, 2**31, (1,), generator=generator))
-    points = SobolEngine(d, scramble=True, seed=seed).draw(m, dtype=torch.float64)
-    half_cell = 2.0 ** -(SobolEngine.MAXBIT + 1)  # the engine's grid starts at 0, where the normal quantile is infinite
-    return torch.special.ndtri(points + half_cell).float()
-
-
 PROJECTIONS: dict[str, Projection] = {
     p.name: p
     for p in (
         Projection("iid", _normal, gaussian_rows=True),
         Projection("orthogonal", _orthogonal, sphere_rows=True),
         Projection("orthogonal_chi", _orthogonal_chi, gaussian_rows=True),
-        Projection("simplex", _simplex, gaussian_rows=True),
-        Projection("hadamard", _hadamard),
-        Projection("sobol", _sobol, gaussian_rows=True),
     )
 }
 
