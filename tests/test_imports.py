@@ -1,14 +1,20 @@
-"""Who may import whom, and what importing snnk may cost."""
+"""Which room may import which, what importing costs, and which names are public."""
 
 import ast
+import importlib
+import inspect
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+
+import pytest
 
 import snnk
 
 ROOT = Path(snnk.__file__).parent
-# a module may import from its own level or an earlier one
+TESTS = Path(__file__).parent
+# A room may import rooms of earlier levels. Rooms of one level do not import each other, but for the first level.
 LEVELS = [
     {"_checks", "_environment", "_io", "_text"},
     {"maps", "ridge"},
@@ -19,61 +25,116 @@ LEVELS = [
     {"experiments"},
     {"cli"},
 ]
+LEVEL = {room: i for i, rooms in enumerate(LEVELS) for room in rooms}
+CORE = {
+    "ACTIVATIONS",
+    "FEATURE_MAPS",
+    "PROJECTIONS",
+    "URF",
+    "ArcCosine",
+    "PowerSeries",
+    "ProjectedURF",
+    "FeatureMap",
+    "UnreachableError",
+}
+PUBLIC = {
+    "snnk.tabular": {"fit", "FitConfig", "TableModel"},
+    "snnk.finetune": {"finetune", "FinetuneConfig", "load", "METHODS"},
+}
 
 
-def level(module):
-    return next(i for i, names in enumerate(LEVELS) if module in names)
+def sources(folder=ROOT):
+    """(path, syntax tree) of every Python file in a folder."""
+    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(folder.rglob("*.py"))]
 
 
-def imported(node):
-    """Modules of ours that an import statement names, whatever its form."""
-    if isinstance(node, ast.Import):
-        return [a.name.split(".")[1] for a in node.names if a.name.startswith("snnk.")]
-    if not isinstance(node, ast.ImportFrom):
-        return []
-    assert node.level == 0, "imports are absolute"
-    parts = (node.module or "").split(".")
-    if parts[0] != "snnk":
-        return []
-    names = parts[1:2] or [a.name for a in node.names]
-    return [n for n in names if (ROOT / f"{n}.py").exists() or (ROOT / n).is_dir() or n in snnk.__all__]
+def imported(tree):
+    """Dotted names that import statements anywhere in a file name, whatever their form."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def rooms(tree):
+    """Rooms of snnk that a file imports; a public name taken from `snnk` itself counts as a room, and is none."""
+    return {name.split(".")[1] for name in imported(tree) if name.startswith("snnk.")} - {"__version__"}
 
 
 def test_imports_point_one_way():
-    seen = 0
-    for path in ROOT.rglob("*.py"):
-        name = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        if name == "__init__":
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            for target in imported(node):
-                seen += 1
-                is_module = (ROOT / f"{target}.py").exists() or (ROOT / target).is_dir()
-                assert is_module, f"{path.name}: import {target} from its module"
-                assert level(target) <= level(name), f"{path.name} imports snnk.{target}"
-    assert seen > 20
+    edges = set()
+    for path, tree in sources():
+        room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        edges |= {(room, target) for target in rooms(tree) if room not in ("__init__", target)}
+    assert len(edges) > 20
+    assert {target for _, target in edges} <= set(LEVEL), "import public names from their rooms, not from snnk"
+    wrong = [(a, b) for a, b in edges if LEVEL[b] > LEVEL[a] or (LEVEL[a] == LEVEL[b] != 0)]
+    assert wrong == []
 
 
 def test_the_import_test_sees_every_form():
-    forms = (
-        "import snnk.nn",
-        "from snnk import experiments",
-        "from snnk.nn import X",
-        "from snnk import URF",
+    forms = ("import snnk.nn", "from snnk import experiments", "from snnk.nn import X", "from snnk import URF")
+    assert [rooms(ast.parse(form)) for form in forms] == [{"nn"}, {"experiments"}, {"nn"}, {"URF"}]
+
+
+def test_no_test_file_imports_another():
+    modules = {path.stem for path in TESTS.rglob("*.py") if path.stem.startswith(("test_", "conftest"))}
+    for path, tree in sources(TESTS):
+        parts = {part for name in imported(tree) for part in name.split(".")}
+        assert not parts & modules, path
+
+
+def test_no_module_shares_its_dotted_name_with_a_function_or_class():
+    packages = [".".join(path.relative_to(ROOT.parent).parent.parts) for path in ROOT.rglob("__init__.py")]
+    assert len(packages) > 8
+    for package in map(importlib.import_module, sorted(packages)):
+        folder = Path(package.__file__).parent
+        names = {path.stem for path in folder.glob("*.py")} | {path.name for path in folder.iterdir() if path.is_dir()}
+        for name in names - {"__init__", "__main__"}:
+            assert not isinstance(inspect.getattr_static(package, name, None), type | type(sources)), (package, name)
+
+
+def test_no_two_public_classes_have_one_name():
+    """Each experiment has a Config of its own."""
+    found = Counter(
+        node.name
+        for path, tree in sources()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and "experiments" not in path.parts
     )
-    found = [imported(node) for form in forms for node in ast.parse(form).body]
-    assert found == [["nn"], ["experiments"], ["nn"], ["URF"]]
+    assert [name for name, count in found.items() if count > 1] == []
 
 
-def test_importing_snnk_is_light():
-    code = "import sys, snnk; print([m for m in sys.modules if m.split('.')[0] in sys.argv[1].split(',')])"
-    heavy = "transformers,peft,sklearn,matplotlib,typer,rich,accelerate,pyarrow,pandas"
-    done = subprocess.run([sys.executable, "-c", code, heavy], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+@pytest.mark.parametrize("package", PUBLIC)
+def test_public_names(package):
+    """Each is documented, unless it is a table of names."""
+    module = importlib.import_module(package)
+    assert sorted(module.__all__) == sorted(PUBLIC[package])
+    for name in PUBLIC[package] - {"__version__"}:
+        found = getattr(module, name)
+        assert name.isupper() or inspect.getdoc(found), name
 
 
-def test_public_names():
-    assert all(hasattr(snnk, name) for name in snnk.__all__)
-    assert sorted(snnk.__all__) == sorted(set(snnk.__all__))
-    undocumented = [n for n in snnk.__all__ if isinstance(getattr(snnk, n), type) and not getattr(snnk, n).__doc__]
-    assert undocumented == []
+def loaded_by(code):
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return {name.split(".")[0] for name in done.stdout.split()}
+
+
+@pytest.mark.parametrize(
+    ("code", "without"),
+    [
+        ("import snnk", "torch numpy scipy transformers peft sklearn matplotlib typer rich accelerate pyarrow pandas"),
+        ("from snnk.finetune import METHODS, FinetuneConfig", "torch transformers peft"),
+        ("from snnk import URF, bundle, RidgeStats", "transformers peft sklearn matplotlib typer pyarrow pandas"),
+        ("import snnk.tabular", "transformers peft sklearn matplotlib typer"),
+        ("import snnk.sklearn", "transformers peft matplotlib typer"),
+        ("import snnk.hf", "peft sklearn matplotlib typer"),
+    ],
+)
+def test_imports_are_light(code, without):
+    assert loaded_by(code) & set(without.split()) == set()
