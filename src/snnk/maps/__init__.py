@@ -1,8 +1,8 @@
 """Feature maps phi and psi, with one file per map.
 
-`FEATURE_MAPS` is the one registry of names. The names of activations ("relu", "cos", "gelu", ...) are maps with psi, for
-SNNK layers, adapters and poolers; "relu" is the paper's arc-cosine map. "random-relu" and "random-fourier" are random
-features for a matrix that is fitted to data, in compression plans, `snnk fit` and `snnk.sklearn`.
+`FEATURE_MAPS` is the one registry of names. The names of activations ("relu", "cos", "gelu", ...) are maps with psi,
+for SNNK layers, adapters and poolers; "relu" is the paper's arc-cosine map. "random-relu" and "random-fourier" are
+random features for a matrix that is fitted to data, in compression plans, `snnk fit` and `snnk.sklearn`.
 """
 
 from __future__ import annotations
