@@ -1,0 +1,58 @@
+"""A table and its configuration, and fits that are interrupted or run in other processes."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from snnk.tabular import FitConfig, TableModel
+
+CONFIG = FitConfig("y", 64, block_dtype="float64", lam=1e-2)
+
+
+def make_table(rows=3000, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(5, 3, size=(rows, 3))
+    kind = rng.choice(["red", "green", "blue"], rows)
+    y = np.sin(x[:, 0] / 3) + 0.3 * x[:, 1] * (kind == "red") + 0.01 * rng.normal(size=rows)
+    columns = {f"x{i}": x[:, i] for i in range(3)}
+    return pa.table({**columns, "count": rng.integers(0, 9, rows), "kind": kind, "y": y})
+
+
+def weights(folder):
+    """[A, b] of a model, (t, m + 1)."""
+    model = TableModel.load(folder)
+    return torch.cat([model.weight, model.bias[:, None]], 1)
+
+
+def predictions(folder, source):
+    return np.concatenate([p for p, _ in TableModel.load(folder).predict(source)])
+
+
+def after(count):
+    """A progress function that interrupts the second pass after more than `count` rows."""
+
+    def stop(what, rows, total):
+        if what == "fitting" and rows > count:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def run_fit(source, out, *args, workers=1, wait=True, double=True):
+    """`snnk fit` in processes of its own."""
+    cluster = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"] * (workers > 1)
+    launch = [sys.executable, *cluster, "-m", "snnk.cli"]
+    options = ["fit", str(source), "--target", "y", "--features", "64", "--lam", "0.01", "--out", str(out)]
+    options += ["--double"] * double
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*launch, *options, *args], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    if wait:
+        output = process.communicate(timeout=300)[0].decode()
+        assert process.returncode == 0, output
+    return process
