@@ -12,7 +12,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from snnk.finetune import METHODS, FinetuneConfig, finetune, load
 from snnk.finetune.methods import Method, snnk_adapter
-from snnk.peft import AdaptedLinear
+from snnk.peft.layer import AdaptedLinear
 
 from helpers.texts import make_images
 from helpers.tuning import (

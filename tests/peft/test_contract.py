@@ -28,7 +28,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from snnk.peft import AdaptedLinear, SNNKConfig
+from snnk.peft import SNNKConfig
+from snnk.peft.layer import AdaptedLinear
 
 from helpers.architectures import inputs, make
 
@@ -247,9 +248,9 @@ def test_what_cannot_be_done_is_refused(kind, tmp_path):
     for call in (model.merge_adapter, model.unmerge_adapter, model.merge_and_unload):
         with pytest.raises(ValueError, match="not linear"):
             call()
-    with pytest.raises(ValueError, match=r"one for each row of a batch: call set_adapter"):
+    with pytest.raises(ValueError, match=r"one adapter per row of a batch\): call set_adapter"):
         model(**batch(kind), adapter_names=["default"] * len(next(iter(batch(kind).values()))))
-    with pytest.raises(ValueError, match="no SNNK adapter"):
+    with pytest.raises(ValueError, match="not an SNNK adapter"):
         model.add_weighted_adapter(["default", "default"], [0.5, 0.5], "mixed")
     with pytest.raises(ValueError, match="SNNK"):
         hotswap_adapter(model, tmp_path, "default")
@@ -270,7 +271,7 @@ def test_layers_that_only_a_state_dict_names(tmp_path):
 
 def test_mixed_batches_are_refused_in_generation_too():
     model = get_peft_model(make("gpt2", hf.AutoModelForCausalLM), settings("gpt2")).eval()
-    with pytest.raises(ValueError, match="one for each row of a batch"):
+    with pytest.raises(ValueError, match="one adapter per row of a batch"):
         model.generate(**inputs("gpt2"), max_new_tokens=2, adapter_names=["default"] * 3)
 
 
@@ -443,10 +444,10 @@ def test_transformers_own_loading_is_strict_when_the_model_is_called(saved_by, t
     assert torch.isfinite(output(new, "bert")).all()
 
 
-def test_adapters_are_not_named_as_modules_are():
+def test_adapters_do_not_have_names_of_modules():
     """PEFT would leave those modules out of the other adapter's file."""
     model = adapted("mlp")
-    with pytest.raises(ValueError, match=r"\['lin1'\] are named as modules.*use another name"):
+    with pytest.raises(ValueError, match=r"\['lin1'\] have names of modules.*use another name"):
         model.add_adapter("lin1", settings("mlp"))
     assert list(model.peft_config) == ["default"]
     get_peft_model(base("mlp"), settings("mlp"), adapter_name="lin1")  # alone, it is told apart

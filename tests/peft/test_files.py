@@ -23,9 +23,10 @@ from peft import (
 )
 from safetensors.torch import load_file, save_file
 
-from snnk.peft import AdaptedLinear, SNNKConfig
+from snnk.peft import SNNKConfig
 from snnk.peft.config import checksum
 from snnk.peft.directions import fit_directions_
+from snnk.peft.layer import AdaptedLinear
 from snnk.peft.model import layers_of
 from snnk.peft.patterns import is_quick
 
@@ -246,7 +247,7 @@ def test_seed_only_files_are_verified_for_an_adapter_that_is_there(tmp_path):
     set_peft_model_state_dict(adapted(save_directions=False, trained=False), state)
     other = adapted(save_directions=False, trained=False, seed=1)
     before = output(other, "bert")
-    with pytest.raises(ValueError, match=r"projection drawn for encoder\.layer\.0.* has checksum"):
+    with pytest.raises(ValueError, match=r"directions drawn for encoder\.layer\.0.* have the checksum"):
         other.load_adapter(tmp_path, "default")
     assert torch.equal(output(other, "bert"), before)
 
@@ -261,9 +262,9 @@ def test_seed_only_files_of_transformers_are_verified(tmp_path):
     loaded.load_adapter(str(tmp_path))
     assert torch.equal(output(loaded, "bert"), output(model, "bert"))
     edit(tmp_path, seed=7)
-    refused(tmp_path, "has checksum")
+    refused(tmp_path, "have the checksum")
     base = make("bert")
-    with pytest.raises(ValueError, match="has checksum"):
+    with pytest.raises(ValueError, match="have the checksum"):
         base.load_adapter(str(tmp_path))
     assert not any(isinstance(m, AdaptedLinear) for m in base.modules())
 
@@ -316,7 +317,7 @@ def test_directions_that_were_never_fitted_are_told(tmp_path):
 def test_changed_projections_are_not_left_out(tmp_path):
     model = adapted(save_directions=False, trained=False)
     next(iter(maps(model).values())).projection.mul_(1.1)
-    with pytest.raises(ValueError, match="it was changed"):
+    with pytest.raises(ValueError, match="they were changed"):
         model.save_pretrained(tmp_path)
 
 
@@ -344,7 +345,7 @@ def test_bad_files(tmp_path):
     refused(folder, f"lacks {gone.removeprefix('base_model.model.')}")
     folder, path = copy("more")
     save_file(tensors | {gone + "s": torch.ones(1)}, path)
-    refused(folder, "gates beside")
+    refused(folder, "gates in addition")
     folder, path = copy("features")
     edit(folder, num_features=6)
     refused(folder, rf"\({D}, 4\) in the file and \({D}, 6\) in the model")

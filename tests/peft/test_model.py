@@ -12,8 +12,9 @@ from peft.helpers import disable_input_dtype_casting
 import snnk.peft.model
 from snnk.hf import ARCHITECTURES, find_ffns, plan
 from snnk.maps import Directions
-from snnk.peft import AdaptedLinear, SNNKConfig, fit_directions_, register
+from snnk.peft import SNNKConfig, fit_directions_, register
 from snnk.peft.directions import Moments
+from snnk.peft.layer import AdaptedLinear
 from snnk.peft.model import MOST_VALUES, layers_of
 
 from helpers.adapters import adapted, maps, train_
@@ -228,7 +229,7 @@ def test_directions_are_those_that_the_configuration_asks_for():
     model.add_adapter("second", SNNKConfig(num_features=4, directions="pca", feature_map="gelu"))
     fit_directions_(model, [batch])  # the second is not active
     model.base_model.set_adapter(["default", "second"])
-    with pytest.raises(ValueError, match=r"default 'gradient', second 'pca'; name one with method="):
+    with pytest.raises(ValueError, match=r"default 'gradient', second 'pca'; give directions="):
         fit_directions_(model, [batch])
 
 
@@ -399,7 +400,7 @@ def test_bad_configurations(options, message):
 
 
 REFUSED = [
-    ({"target_modules": ["outputt.dense", "query"[:-1]]}, "near are .*output.dense"),
+    ({"target_modules": ["outputt.dense", "query"[:-1]]}, "did you mean .*output.dense"),
     ({"target_modules": ".*nothing"}, "the linear layers are .*encoder.layer.0"),
     ({"layers_to_transform": [7]}, r"in layers \[7\]"),
     ({"target_modules": ["LayerNorm"]}, "got LayerNorm"),

@@ -1,6 +1,7 @@
-r"""SNNK adapters as a PEFT method: behind a linear layer y = Wx + b, inside a frozen model, y + v * (phi(y) A^T).
+r"""SNNK adapters as a PEFT method: behind a linear layer y = Wx + b of a frozen model, y + v * (phi(y) A^T).
 
-`import snnk.peft` once, and get_peft_model, PeftModel.from_pretrained and transformers' own load_adapter know them.
+Importing this package registers the method, so that get_peft_model, PeftModel.from_pretrained and the load_adapter of
+transformers can use it.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ from peft.utils import PeftType, register_peft_method
 
 from snnk.peft.config import PEFT_TYPE, SNNKConfig
 from snnk.peft.directions import fit_directions_
-from snnk.peft.layer import AdaptedLinear
-from snnk.peft.lora import LoraConversion, LoraSite, to_lora
+from snnk.peft.lora import to_lora
 from snnk.peft.model import SNNKModel
+
+__all__ = ["SNNKConfig", "fit_directions_", "to_lora"]
 
 
 def register() -> None:
-    """Make the method known to PEFT; a second call changes nothing."""
+    """Register the method with PEFT; a second call changes nothing."""
     # PEFT's enum is closed, and a plain string in its place breaks transformers' load_adapter
     if "SNNK" not in PeftType.__members__:
         member = str.__new__(PeftType, "SNNK")
         member._name_, member._value_ = "SNNK", "SNNK"
-        setattr(PeftType, "SNNK", member)  # noqa: B010, as mypy knows no such attribute
+        setattr(PeftType, "SNNK", member)  # noqa: B010, mypy finds no such attribute
         PeftType._member_names_.append("SNNK")
         PeftType._member_map_["SNNK"] = member
         PeftType._value2member_map_["SNNK"] = member
@@ -32,14 +34,3 @@ def register() -> None:
 
 
 register()
-
-__all__ = [
-    "AdaptedLinear",
-    "LoraConversion",
-    "LoraSite",
-    "SNNKConfig",
-    "SNNKModel",
-    "fit_directions_",
-    "register",
-    "to_lora",
-]

@@ -21,11 +21,12 @@ from snnk.maps import FEATURE_MAPS, Directions, FeatureMap
 from snnk.maps.activations import ACTIVATIONS
 from snnk.maps.projections import PROJECTIONS
 from snnk.nn.adapter import SNNKAdapter
+from snnk.peft.directions import FITS
 from snnk.peft.patterns import check_patterns
 
 # peft_type in a file. PEFT answers an unknown one with a KeyError of this text. Files of version 0.1 have "SNNK".
 PEFT_TYPE = "SNNK: run 'import snnk.peft' before (pip install snnk[peft])"
-DIRECTIONS = ("random", "pca", "gradient")
+DIRECTIONS = ("random", *FITS)
 PROBES, SKETCH, TOLERANCE = 4, 4, 1e-3
 FLOATS = ("F64", "F32", "F16", "BF16")  # dtypes of adapters in files
 ANEW = "for a new adapter with the settings of this file, use dataclasses.replace(config, inference_mode=False)"
@@ -212,7 +213,7 @@ def _seed(seed: int, site: str) -> int:
 
 
 def read_header(folder: str | os.PathLike[str]) -> dict[str, tuple[int, ...]] | None:
-    """Shapes of the tensors in a local folder's weights; None where it has none."""
+    """Shapes of the tensors in the weights of a local folder; None if the folder has no weights."""
     path = Path(folder, SAFETENSORS_WEIGHTS_NAME)
     if not path.exists():
         if Path(folder, WEIGHTS_NAME).exists():
@@ -220,7 +221,7 @@ def read_header(folder: str | os.PathLike[str]) -> dict[str, tuple[int, ...]] | 
         return None
     with _io.open_tensors(path) as file:
         found = _io.tensor_header(file)
-    for name, (dtype, _) in found.items():  # PEFT would take bits of another kind for numbers
+    for name, (dtype, _) in found.items():  # PEFT would read other bits as numbers
         if ".snnk_adapter." in name and dtype not in FLOATS and not name.endswith(".degrees"):
             raise ValueError(f"{path} has {name} as {dtype}, not as {', '.join(FLOATS)}. Copy or save it again")
     return {name: shape for name, (_, shape) in found.items()}
@@ -228,11 +229,11 @@ def read_header(folder: str | os.PathLike[str]) -> dict[str, tuple[int, ...]] | 
 
 @torch.no_grad()
 def checksum(feature_map: FeatureMap) -> list[float]:
-    """A few numbers that tell one draw from another, and bear the last bits that differ between processors.
+    """Four numbers that distinguish one draw from another, and do not depend on the last bits of a processor.
 
-    They are sums, with fixed weights, of the features of fixed inputs, over their root mean square. A hash of rounded
-    values would not do: among 10^4 of them one is next to a boundary. Two draws agree to 1e-3 in all four by chance
-    about once in 10^12; another processor or dtype moves them by 1e-6.
+    They are sums, with fixed weights, of the features of fixed inputs, divided by the norm of these features. A hash of
+    rounded values would not work: one of 10^4 values is always next to a boundary of rounding. Two draws agree to 1e-3
+    in all four numbers by chance about once in 10^12; another processor or dtype changes them by 1e-6.
     """
     with torch.device("cpu"):
         d = feature_map.in_features
@@ -243,34 +244,33 @@ def checksum(feature_map: FeatureMap) -> list[float]:
 
 
 def _waves(count: int, size: int) -> Tensor:
-    """(count, size), cosines of incommensurable frequencies: the same numbers everywhere, without a generator."""
+    """(count, size), cosines of incommensurable frequencies: the same numbers everywhere, with no generator."""
     frequency = torch.arange(1, count + 1, dtype=torch.float64).sqrt() * (1 + math.sqrt(5)) / 2
     return torch.cos(frequency[:, None] * torch.arange(1, size + 1, dtype=torch.float64))
 
 
 def check_sums(config: SNNKConfig, site: str, feature_map: FeatureMap) -> None:
-    """Compare a draw with the checksum that a configuration from a file has of it, and must have."""
-    if not config.from_file:  # saving leaves those of one model in a configuration that another may use
+    """Compare a draw with its checksum in a configuration from a file; a missing checksum is an error."""
+    if not config.from_file:  # a configuration that was saved with one model may be used for another
         return
     if config.checksums is None:
         raise ValueError(
-            f"the file has no projections (save_directions=False) and no checksums to verify those "
-            f"that seed={config.seed} draws: its configuration was edited. Save it again; "
-            f"{ANEW}"
+            f"the file has no directions (save_directions=False) and no checksums to verify those that "
+            f"seed={config.seed} draws: its configuration was edited. Save it again; {ANEW}"
         )
     stored = config.checksums.get(site) if isinstance(config.checksums, dict) else None
     compare_sums(site, stored, checksum(feature_map))
 
 
 def compare_sums(site: str, stored: Any, found: list[float], rounding: float = 0.0) -> None:
-    """Demand that the stored checksum is that of what was drawn, but for `rounding` of it."""
+    """Raise a ValueError unless the stored checksum is that of the draw, within `rounding` of it."""
     try:
         same = all(abs(a - b) <= TOLERANCE + rounding * abs(b) for a, b in zip(stored or [], found, strict=True))
     except (TypeError, ValueError):  # no numbers, or not as many
         same = False
     if not same:
         raise ValueError(
-            f"projection drawn for {site} has checksum {found}, the file's is {stored}: another model, a changed "
-            "configuration, or a random generator that draws differently. Save with save_directions=True instead; "
-            f"{ANEW}"
+            f"the directions drawn for {site} have the checksum {found}, and the file has {stored}: the model is "
+            "another, the configuration was changed, or the random generator draws differently. Save with "
+            f"save_directions=True instead; {ANEW}"
         )

@@ -1,8 +1,8 @@
-"""Directions for adapters from data: principal components of the activations, or of the gradients behind them."""
+"""Directions for adapters from data: principal components of the inputs, or of the gradients behind the adapters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -11,19 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from snnk import _checks
-from snnk.hf.models import Batch, place
+from snnk.hf.models import Batch, check_batches, evaluating, place
 from snnk.hf.record import recording, rows_at, unchunked
 from snnk.maps import Directions
 from snnk.maps.base import NORMALIZERS
 from snnk.nn.adapter import SNNKAdapter
 
+Loss = Callable[[nn.Module, Batch], Tensor]
+
 
 class Moments:
-    """Sums over inputs x (n, d) of a feature map, normalised as it does, and gradients g (n, d) behind it, in float64.
+    """Sums, in float64, over normalised inputs x (n, d) of a feature map and gradients g (n, d) behind its adapter.
 
     Args:
         dim: d.
-        normalize: of the feature map.
+        normalize: how the feature map normalises its inputs.
     """
 
     def __init__(self, dim: int, normalize: str = "none") -> None:
@@ -61,29 +63,29 @@ def _gradient(moments: Moments, count: int) -> Tensor:
     return torch.linalg.svd(moments.cross())[2][:count]
 
 
-# (moments, m) -> directions (m, d), the most telling first; they are scaled to unit variance afterwards
-METHODS: dict[str, Callable[[Moments, int], Tensor]] = {"pca": _pca, "gradient": _gradient}
+# (moments, m) -> directions (m, d), in descending order of importance; they are scaled to unit variance afterwards
+FITS: dict[str, Callable[[Moments, int], Tensor]] = {"pca": _pca, "gradient": _gradient}
 
 
 def fit_directions_(
     model: nn.Module,
-    batches: Iterable[Mapping[str, Any]],
-    method: str | None = None,
+    batches: Iterable[Batch],
+    directions: str | None = None,
     *,
-    loss: Callable[[nn.Module, Mapping[str, Any]], Tensor] | None = None,
+    loss: Loss | None = None,
     max_batches: int = 20,
 ) -> nn.Module:
-    """Point the features of new adapters along directions of their own inputs, in one pass over a few batches.
+    """Compute the directions of new adapters from their own inputs, in one pass over a few batches.
 
     Args:
-        model: with adapters that are not trained yet and have `Directions` as feature map (in PEFT:
-            directions="pca" or "gradient").
-        batches: keyword arguments of the model, such as a DataLoader gives; `attention_mask` is respected.
-        method: "pca", the inputs' principal directions, or "gradient", those in which the inputs tell most about the
-            gradient of the loss behind the adapter; that needs labels in the batches. None is what the active adapters
-            of a PEFT model were configured with, else "pca".
+        model: with adapters that are not trained yet and have `Directions` as feature map; in PEFT, adapters with
+            directions="pca" or "gradient".
+        batches: keyword arguments of the model, such as a DataLoader gives. Padding in `attention_mask` is left out.
+        directions: "pca", the principal directions of the inputs, or "gradient", the directions of the inputs with the
+            largest covariance with the gradient of the loss behind the adapter, which needs labels in the batches. By
+            default the value that the active adapters of a PEFT model were configured with, else "pca".
         loss: (model, batch) -> scalar; by default model(**batch).loss.
-        max_batches: how many are enough.
+        max_batches: number of batches that are read.
 
     Example:
         >>> adapter, x = SNNKAdapter(8, 2, Directions(8, 2, lambda z: z)), torch.randn(64, 8)
@@ -91,8 +93,8 @@ def fit_directions_(
         >>> bool(torch.allclose(phi.var(0, correction=0), torch.ones(2), atol=1e-4))
         True
     """
-    method = _configured(model) if method is None else method
-    fit = _checks.look_up(method, METHODS, "method")
+    directions = _configured(model) if directions is None else directions
+    fit = _checks.look_up(directions, FITS, "directions")
     adapters = {name: m for name, m in model.named_modules() if isinstance(m, SNNKAdapter)}
     adapters = {name: m for name, m in adapters.items() if isinstance(m.feature_map, Directions)}
     if not adapters:
@@ -103,84 +105,77 @@ def fit_directions_(
     small = [f"{name} ({m.num_features} of {m.dim})" for name, m in adapters.items() if m.num_features > m.dim]
     if small:
         raise ValueError(f"more features than directions: {', '.join(small)}")
-    if isinstance(batches, Mapping | Tensor):
-        raise TypeError(
-            f"batches must be several, as a DataLoader gives; got one {type(batches).__name__}: use [batch]"
-        )
-    found = {name: Moments(adapter.dim, adapter.feature_map.normalize) for name, adapter in adapters.items()}
-    gradients = method == "gradient"
-    modes = [(module, module.training) for module in model.modules()]  # PEFT's wrapper of a model in eval mode trains
-    accumulated = [(p, p.grad) for p in model.parameters()] if gradients else []
-    model.eval()
-    try:
-        for p, _ in accumulated:
-            p.grad = None  # ours would be added to the caller's
-        for batch in islice(batches, max_batches):
-            if not isinstance(batch, Mapping):
-                raise TypeError(f"a batch must be a dict of the model's inputs; got {type(batch).__name__}")
-            batch = place(batch, model)
-            with (
-                _watched(model, adapters, found, batch, gradients),
-                unchunked(model),
-                torch.set_grad_enabled(gradients),
-            ):
-                if not gradients:
-                    model(**batch)
-                    continue
-                value = getattr(model(**batch), "loss", None) if loss is None else loss(model, batch)
-                if value is None:
-                    raise ValueError(
-                        f"directions of the gradient need a loss; the batches have {', '.join(batch)}: put labels in "
-                        "them, or give loss=, (model, batch) -> scalar"
-                    )
-                value.backward()
-    finally:
-        for module, training in modes:
-            module.training = training
-        for p, grad in accumulated:
-            p.grad = grad
-    if not any(moments.count for moments in found.values()):
+    found = _read(model, adapters, islice(check_batches(batches), max_batches), directions == "gradient", loss)
+    if not found:
         raise ValueError(f"no adapter was run: {', '.join(adapters)}; are there batches, and are the adapters active?")
-    seen = {name: adapter for name, adapter in adapters.items() if found[name].count}  # others are not active in PEFT
+    seen = {name: adapters[name] for name in found}
     few = [f"{name} ({found[name].count})" for name, a in seen.items() if found[name].count <= a.num_features]
     if few:
-        raise ValueError(f"more tokens than features are needed; seen by {', '.join(few)}")
+        raise ValueError(f"more tokens than features are needed; got {', '.join(few)}")
     trained = [name for name, a in seen.items() if not a.starts_as_identity]
     if trained:
         raise ValueError(f"new directions would be wrong for the trained matrix of {', '.join(trained)}")
-    for name in seen:
-        if not all(torch.isfinite(sums).all() for sums in (found[name].xx, found[name].gx)):
-            raise ValueError(f"inputs or gradients of {name} are not all finite; is the model, or a batch?")
+    for name, moments in found.items():
+        if not all(torch.isfinite(sums).all() for sums in (moments.xx, moments.gx)):
+            raise ValueError(f"inputs or gradients of {name} are not all finite; check the model and the batches")
     for name, adapter in seen.items():
-        moments = found[name]
-        rows = fit(moments, adapter.num_features)
-        spread = torch.einsum("md,de,me->m", rows, moments.covariance(), rows).clamp_min(0).sqrt()
+        rows, covariance = fit(found[name], adapter.num_features), found[name].covariance()
+        spread = torch.einsum("md,de,me->m", rows, covariance, rows).clamp_min(0).sqrt()
         rows = rows / spread.clamp_min(1e-6 * spread.max().clamp_min(1e-30))[:, None]
         fm: Any = adapter.feature_map
-        fm.set_(rows.to(fm.projection.device), moments.mean)
+        fm.set_(rows.to(fm.projection.device), found[name].mean)
     return model
 
 
 def _configured(model: nn.Module) -> str:
-    """What the active adapters of a PEFT model, wrapped or not, were configured with; "pca" where nothing says so."""
+    """The directions that the active adapters of a PEFT model, wrapped or not, are configured with; else "pca"."""
     modules: list[Any] = list(model.modules())
     configs: dict[str, Any] = next((m.peft_config for m in modules if hasattr(m, "peft_config")), {})
     active = {name for m in modules if hasattr(m, "snnk_adapter") for name in m.active_adapters}
     asked = {name: configs[name].directions for name in sorted(active) if name in configs}
-    asked = {name: directions for name, directions in asked.items() if directions in METHODS}
+    asked = {name: directions for name, directions in asked.items() if directions in FITS}
     if len(set(asked.values())) > 1:
-        told = ", ".join(f"{name} {directions!r}" for name, directions in asked.items())
-        raise ValueError(f"the active adapters ask for different directions: {told}; name one with method=")
+        listed = ", ".join(f"{name} {directions!r}" for name, directions in asked.items())
+        raise ValueError(f"the active adapters are configured with different directions: {listed}; give directions=")
     return next(iter(asked.values()), "pca")
+
+
+def _read(
+    model: nn.Module, adapters: dict[str, SNNKAdapter], batches: Iterable[Batch], gradients: bool, loss: Loss | None
+) -> dict[str, Moments]:
+    """The moments of each adapter that runs; in PEFT those that are not active do not."""
+    found = {name: Moments(adapter.dim, adapter.feature_map.normalize) for name, adapter in adapters.items()}
+    accumulated = [(p, p.grad) for p in model.parameters()] if gradients else []
+    try:
+        for p, _ in accumulated:
+            p.grad = None  # ours would be added to the caller's
+        with evaluating(model), unchunked(model), torch.set_grad_enabled(gradients):
+            for batch in batches:
+                batch = place(batch, model)
+                with _watched(model, adapters, found, batch, gradients):
+                    if not gradients:
+                        model(**batch)
+                        continue
+                    value = getattr(model(**batch), "loss", None) if loss is None else loss(model, batch)
+                    if value is None:
+                        raise ValueError(
+                            f"directions of the gradient need a loss; the batches have {', '.join(batch)}: put labels "
+                            "in them, or give loss=, (model, batch) -> scalar"
+                        )
+                    value.backward()
+    finally:
+        for p, grad in accumulated:
+            p.grad = grad
+    return {name: moments for name, moments in found.items() if moments.count}
 
 
 @contextmanager
 def _watched(
     model: nn.Module, adapters: dict[str, SNNKAdapter], found: dict[str, Moments], batch: Batch, gradients: bool
 ) -> Iterator[None]:
-    """Add to `found` what each adapter reads, and the gradient at what it adds, which is that at the sum behind it."""
+    """Add to `found` the inputs of each adapter, and the gradients at its output, which equal those at the sum."""
     inputs: dict[str, Tensor] = {}
-    owners = {name: name.partition(".snnk_adapter.")[0] for name in adapters}  # in PEFT the layer that adds them up
+    owners = {name: name.partition(".snnk_adapter.")[0] for name in adapters}  # in PEFT the layer with the sum
 
     def rows(name: str, x: Tensor) -> Tensor:
         return rows_at(name, x, batch, model)
@@ -195,7 +190,7 @@ def _watched(
         for name in [name for name in inputs if owners[name] == owner]:
             x = inputs.pop(name)
             if not total.requires_grad or not any(p.requires_grad for p in adapters[name].parameters()):
-                raise ValueError("directions of the gradient need an adapter that trains; this one is frozen")
+                raise ValueError("directions of the gradient need adapters that are trained; this one is frozen")
             total.register_hook(lambda g, name=name, x=x: found[name].add(rows(name, x), rows(name, g)))
 
     maps = {name: adapter.feature_map for name, adapter in adapters.items()}

@@ -1,4 +1,4 @@
-"""AdaptedLinear: a linear layer of a frozen model, and the adapters behind it."""
+"""AdaptedLinear: a linear layer of a frozen model with the adapters behind it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from snnk.nn.adapter import SNNKAdapter
 from snnk.peft.config import ANEW
 
 NOT_MERGEABLE = (
-    "SNNK adapters are not linear, so that no weight of the model can hold them: call unload() for the model without "
+    "SNNK adapters are not linear and cannot be merged into a weight of the model: call unload() for the model without "
     "them, or snnk.peft.to_lora for the nearest LoRA adapter, which can be merged"
 )
 
 
 class AdaptedLinear(nn.Module, BaseTunerLayer):
-    """y + sum of delta_a(y) over the active adapters a, with y the output of the layer that it stands for.
+    """y + sum of delta_a(y) over the active adapters a, with y the output of the base layer.
 
-    Each adapter reads y itself, as it did when it was trained alone, so that their order does not matter. PEFT's
-    "all-linear" knows the layers of a tuner by the word Linear in their class's name.
+    Each adapter reads y itself, as it did when it was trained alone, so that their order does not matter. The name must
+    contain "Linear": PEFT's "all-linear" finds the layers of a tuner by it.
     """
 
     adapter_layer_names = ("snnk_adapter",)
@@ -32,18 +32,18 @@ class AdaptedLinear(nn.Module, BaseTunerLayer):
         super().__init__()
         self.base_layer = base_layer
         self.in_features, self.out_features = sizes(self.get_base_layer())
-        self.cast_input_dtype_enabled = True  # peft.helpers sets it; `delta` casts all the same
+        self.cast_input_dtype_enabled = True  # peft.helpers sets it; `delta` casts in any case
         self.snnk_adapter = nn.ModuleDict()
         self._active_adapter = adapter_name
-        self.unfilled: set[str] = set()  # adapters that wait for the values of a file
-        # in evaluation, nn.TransformerEncoderLayer reads the weights of layers without hooks instead of calling them
+        self.unfilled: set[str] = set()  # adapters whose values come from a file that is not read yet
+        # in eval mode nn.TransformerEncoderLayer reads the weights of layers without hooks and does not call them
         self.register_forward_pre_hook(_check_filled)
         self.update_layer(adapter_name, adapter)
 
     def update_layer(self, adapter_name: str, adapter: SNNKAdapter) -> None:
-        """Add an adapter, its trained values in the dtype of the base layer, as PEFT has it."""
+        """Add an adapter, with its trained values in the dtype of the base layer, as PEFT does."""
         dtype: Any = getattr(self.get_base_layer().weight, "dtype", torch.float32)
-        if dtype.is_floating_point and dtype.itemsize > 1:  # nothing trains in float8
+        if dtype.is_floating_point and dtype.itemsize > 1:  # float8 weights cannot be trained
             adapter.to(torch.promote_types(dtype, torch.float32))  # frozen projections are never rounded
             for parameter in adapter.parameters():
                 parameter.data = parameter.data.to(dtype)
@@ -52,7 +52,7 @@ class AdaptedLinear(nn.Module, BaseTunerLayer):
         self.set_adapter(self.active_adapters)
 
     def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: Any = None) -> None:
-        # PEFT's own would also cast to the dtype of the base layer, and so round projections and loaded weights
+        # PEFT's own method would also cast to the dtype of the base layer, and round projections and loaded weights
         weight = getattr(self.get_base_layer(), "weight", None)
         device = device if device is not None or weight is None else weight.device
         if device is None or adapter_name not in self.snnk_adapter:
@@ -72,7 +72,7 @@ class AdaptedLinear(nn.Module, BaseTunerLayer):
         return total.to(y.dtype)
 
     def delta(self, adapter_name: str, y: Tensor) -> Tensor:
-        """What one adapter adds to outputs y of the base layer: (*, dim) -> (*, dim)."""
+        """The sum that one adapter adds to outputs y of the base layer: (*, dim) -> (*, dim)."""
         adapter: Any = self.snnk_adapter[adapter_name]
         return adapter.delta(y.to(adapter.feature_map.projection.dtype))
 
@@ -83,22 +83,22 @@ class AdaptedLinear(nn.Module, BaseTunerLayer):
         raise ValueError(NOT_MERGEABLE)
 
 
-def sizes(layer: Any) -> tuple[int, int]:
-    """Sizes of a linear layer's inputs and outputs; a TypeError for another module."""
+def sizes(layer: nn.Module) -> tuple[int, int]:
+    """Sizes of the inputs and outputs of a linear layer; a TypeError for other modules."""
     if isinstance(layer, Conv1D):
         return int(layer.nx), int(layer.nf)
     if isinstance(layer, NonDynamicallyQuantizableLinear):
         raise TypeError(
             "nn.MultiheadAttention reads the weight of its out_proj and never calls it, so that an adapter behind it "
-            "would do nothing; leave it out, with exclude_modules=['out_proj']"
+            "would have no effect; leave it out, with exclude_modules=['out_proj']"
         )
     if isinstance(layer, nn.Linear):
         return layer.in_features, layer.out_features
-    raise TypeError(f"an adapter stands behind an nn.Linear or Conv1D; got {type(layer).__name__}")
+    raise TypeError(f"adapters are placed behind nn.Linear and Conv1D; got {type(layer).__name__}")
 
 
 def _check_filled(layer: AdaptedLinear, args: Any) -> None:
-    """Before the first call: a ValueError if values that a file should have are still not a number."""
+    """Before the first call: a ValueError if values that should come from a file are still NaN."""
     if not layer.unfilled or torch.compiler.is_compiling():
         return
     for adapter_name in layer.unfilled.intersection(layer.snnk_adapter):

@@ -1,17 +1,17 @@
-r"""The LoRA adapter nearest to an SNNK adapter, for servers that know LoRA only.
+r"""The LoRA adapter nearest to an SNNK adapter, for servers that support LoRA only.
 
-Behind y = Wx + b an SNNK adapter adds delta(y), and LoRA B A x + c. Least squares of delta(y) on x over calibration
-tokens gives M (out, in) and c; with S the covariance of x, the best M of rank r is U U^T M, U the first r eigenvectors
-of the fitted outputs' covariance M S M^T (reduced-rank regression): B = U, A = U^T M. delta has at most num_features
-directions, so that a higher rank gains nothing. Its mean needs c, which is PEFT's `lora_bias`; without it M is fitted
-through the origin, and takes of the mean what x can.
+Behind y = Wx + b an SNNK adapter adds delta(y), and LoRA adds B A x + c. Least squares of delta(y) on x, over
+calibration tokens, gives M (out, in) and c. With S the covariance of x, the best M of rank r is U U^T M, with U the
+first r eigenvectors of the covariance M S M^T of the fitted outputs (reduced-rank regression): B = U, A = U^T M. delta
+has at most num_features directions, so that a higher rank gains nothing. The mean of delta needs c, which is PEFT's
+`lora_bias`; without it M is fitted through the origin and explains the part of the mean that x can explain.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,24 +20,24 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model_state_dict
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from snnk import _checks, _io
 from snnk.hf.architectures import weight_of
-from snnk.hf.models import check_batches, evaluating, place
+from snnk.hf.models import Batch, check_batches, evaluating, place
 from snnk.hf.record import hold_out, recording, rows_at, unchunked
 from snnk.peft.layer import AdaptedLinear
 from snnk.peft.model import layers_of, plain_name
 from snnk.ridge.sums import RidgeStats
 
-MOST_BYTES = 2**31  # of sums held at once; more layers take more passes over the batches
+MOST_BYTES = 2**31  # of sums in memory at once; if the layers need more, there are several passes over the batches
 Layers = list[tuple[str, AdaptedLinear]]
 
 
 @dataclass(frozen=True)
 class LoraSite:
-    """One layer: `explained` is 1 - squared error / variance of delta(y), on held-out tokens."""
+    """One layer, measured on held-out tokens: `explained` is 1 - squared error / variance of delta(y)."""
 
     name: str
     num_features: int
@@ -51,13 +51,13 @@ class LoraSite:
 
 @dataclass(frozen=True)
 class LoraConversion:
-    """A LoRA adapter, and how much of the SNNK adapter's action it has; printed as a table.
+    """A LoRA adapter, and the part of the SNNK adapter's effect that it explains; printed as a table.
 
     Args:
-        config: PEFT's own configuration of it.
-        state_dict: its tensors, by the names in a file; modules that were trained beside the adapter included.
-        sites: one for each layer.
-        tokens, held_out_tokens: fitted to, and measured on.
+        config: its configuration in PEFT.
+        state_dict: its tensors by their names in a file, with the modules that were trained in addition to the adapter.
+        sites: one per layer.
+        tokens, held_out_tokens: numbers of tokens for the fit and for the measurement.
     """
 
     config: LoraConfig
@@ -68,11 +68,11 @@ class LoraConversion:
 
     @property
     def explained(self) -> float:
-        """Of all layers together."""
+        """The explained part over all layers together."""
         return _explained(sum(s.error for s in self.sites), sum(s.variance for s in self.sites))
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write the adapter for PeftModel.from_pretrained, which needs no snnk then."""
+        """Write the adapter to a folder, which PeftModel.from_pretrained loads without snnk."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         path = Path(folder, SAFETENSORS_WEIGHTS_NAME)
         _io.write_tensors(path, self.state_dict, {"format": "pt"})
@@ -93,20 +93,21 @@ class LoraConversion:
 def to_lora(
     model: Any,
     rank: int,
-    batches: Iterable[Mapping[str, Any]],
+    batches: Iterable[Batch],
     adapter_name: str = "default",
     *,
     lora_bias: bool | None = None,
 ) -> LoraConversion:
-    """Fit a LoRA adapter on the same layers to what an SNNK adapter does on unlabelled inputs.
+    """Fit a LoRA adapter on the same layers to the outputs of an SNNK adapter on unlabelled inputs.
 
     Args:
         model: with the adapter, wrapped by PEFT or not; it is not changed.
-        rank: of the LoRA adapter; at most the smallest size of a layer.
-        batches: inputs of the model, attention masks respected; every tenth is held out, to measure what is lost.
-        adapter_name: of the SNNK adapter.
-        lora_bias: carry the mean of the action as a bias; by default where all layers have one, as PEFT cannot merge
-            it elsewhere. Some servers take no `lora_bias`: False fits without.
+        rank: rank of the LoRA adapter; at most the smallest size of a layer.
+        batches: inputs of the model; padding in `attention_mask` is left out. Every tenth batch is held out to measure
+            the error.
+        adapter_name: name of the SNNK adapter.
+        lora_bias: fit a bias too, for the mean of the adapter's outputs. Default: only if all layers have a bias, as
+            PEFT cannot merge it otherwise. Some servers do not support `lora_bias`; use False for them.
 
     Example:
         >>> from peft import get_peft_model
@@ -156,7 +157,7 @@ def to_lora(
         if ".snnk_adapter." not in key
     }
     names = [name for name, _ in layers]
-    endings = tuple(f".{name}" for name in names)  # PEFT takes names for endings too
+    endings = tuple(f".{name}" for name in names)  # PEFT also matches names as endings
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     others = [name for name in (plain_name(n) for n, _ in base.named_modules()) if name not in names]
     lora = LoraConfig(
@@ -175,7 +176,7 @@ def to_lora(
 
 
 def _reduced_rank(stats: RidgeStats, rank: int, bias: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """A (r, in), B (out, r) and c (out,): the ridge solution's best approximation of that rank."""
+    """A (r, in), B (out, r) and c (out,): the best approximation of that rank to the ridge solution."""
     factor = stats.factor(intercept=bias)
     weight = factor.search().weight
     spread = weight @ factor.vectors * factor.values.sqrt()
@@ -186,8 +187,8 @@ def _reduced_rank(stats: RidgeStats, rank: int, bias: bool) -> tuple[Tensor, Ten
     return a, b, d - b @ (a @ x)
 
 
-def _sums(model: Any, group: Layers, batches: list[Any], adapter_name: str) -> dict[str, RidgeStats]:
-    """Statistics of (x, delta(y)) for each layer, in one pass over the batches."""
+def _sums(model: nn.Module, group: Layers, batches: list[Batch], adapter_name: str) -> dict[str, RidgeStats]:
+    """Statistics of (x, delta(y)) per layer, in one pass over the batches."""
     found: dict[str, RidgeStats] = {}
     for name, x, d in _rows(model, group, batches, adapter_name):
         block = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -198,9 +199,13 @@ def _sums(model: Any, group: Layers, batches: list[Any], adapter_name: str) -> d
 
 
 def _errors(
-    model: Any, group: Layers, batches: list[Any], adapter_name: str, solved: dict[str, tuple[Tensor, Tensor, Tensor]]
+    model: nn.Module,
+    group: Layers,
+    batches: list[Batch],
+    adapter_name: str,
+    solved: dict[str, tuple[Tensor, Tensor, Tensor]],
 ) -> tuple[dict[str, tuple[float, float]], int]:
-    """For each layer, mean squared error of the fit and variance of delta(y); and the number of tokens."""
+    """Mean squared error of the fit and variance of delta(y), per layer; and the number of tokens."""
     sums: dict[str, list[Any]] = {name: [0, 0.0, 0.0, 0.0] for name, _ in group}
     for name, x, d in _rows(model, group, batches, adapter_name):
         a, b, c = solved[name]
@@ -214,8 +219,10 @@ def _errors(
     return lost, next(iter(sums.values()))[0]
 
 
-def _rows(model: Any, group: Layers, batches: list[Any], adapter_name: str) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """(layer, x (n, in), delta (n, out)) for each batch and layer, padding left out."""
+def _rows(
+    model: nn.Module, group: Layers, batches: list[Batch], adapter_name: str
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """(layer, x (n, in), delta (n, out)) for each batch and layer, without padding."""
     layers: dict[str, Any] = dict(group)
     seen: list[tuple[str, Tensor]] = []
     for batch in batches:
@@ -229,8 +236,8 @@ def _rows(model: Any, group: Layers, batches: list[Any], adapter_name: str) -> I
 
 
 @contextmanager
-def _only(model: Any, adapter_name: str) -> Iterator[None]:
-    """One adapter active and enabled, without PEFT's change of requires_grad."""
+def _only(model: nn.Module, adapter_name: str) -> Iterator[None]:
+    """Inside the `with` only this adapter is active. PEFT's own method would also change requires_grad."""
     layers = [layer for layer in model.modules() if isinstance(layer, AdaptedLinear)]
     before = [(layer._active_adapter, layer._disable_adapters) for layer in layers]
     try:
@@ -243,7 +250,7 @@ def _only(model: Any, adapter_name: str) -> Iterator[None]:
 
 
 def _groups(layers: Layers, sizes: list[tuple[int, int]]) -> Iterator[Layers]:
-    """Layers whose sums fit into memory together."""
+    """Groups of layers whose sums fit into memory together."""
     group: Layers = []
     used = 0
     for layer, (d, o) in zip(layers, sizes, strict=True):

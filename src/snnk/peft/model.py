@@ -1,10 +1,10 @@
-"""SNNKModel: puts adapters into a model, on PEFT's rails.
+"""SNNKModel: the PEFT tuner that puts adapters into a model.
 
-All that can go wrong with a configuration goes wrong in `_prepare_model`, before the first layer is replaced, so that a
-refused one leaves the model as it was. The same holds for a local file that PEFT's PeftModel.from_pretrained or
-load_adapter reads. transformers' own load_adapter opens the file after the layers are in place, and only logs which
-tensors it lacks or has too many: values of adapters are NaN there until the file fills them, and a model that is called
-with one left raises an error.
+`_prepare_model` makes and checks all adapters before the first layer is replaced, so that a configuration that is
+refused leaves the model as it was. The same holds for a local file that PEFT's PeftModel.from_pretrained or
+load_adapter reads. The load_adapter of transformers reads the file after the layers are in place, and only logs missing
+and unexpected tensors. Values of adapters are therefore NaN until the file fills them, and a model that is called while
+one of them is NaN raises an error.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from snnk.peft.layer import NOT_MERGEABLE, AdaptedLinear, sizes
 
 PLACEMENTS = ("houlsby", "pfeiffer")  # values of target_modules with a meaning per architecture
 Shapes = dict[str, tuple[int, ...]]
-# of all adapters of one configuration, 1 GiB, or as many as the model has: checked before a file's sizes are believed
-MOST_VALUES = 2**28
-MOST_READ = 2**20  # where the sizes come from a file
-DEPTH = {"tanh_power": 11}  # vectors that a feature draws, where that is more than one
-# parts of the names in a file
+# Most values that the adapters of one configuration may have, 1 GiB, unless the model itself has more. The second limit
+# holds if the sizes come from a file.
+MOST_VALUES, MOST_READ = 2**28, 2**20
+DEPTH = {"tanh_power": 11}  # vectors that one feature draws, if more than one
+# parts of the names of tensors in a file, which an adapter's name must not be
 RESERVED = {"weight", "gate", "bias", "checksum", "feature_map", "projection", "snnk_adapter"}
 
 
@@ -47,22 +47,22 @@ class SNNKModel(BaseTuner):
 
     prefix = "snnk_"
     tuner_layer_cls = AdaptedLinear
-    target_module_mapping: dict[str, list[str]] = {}  # noqa: RUF012, PEFT's own name; `placement` is used instead
+    target_module_mapping: dict[str, list[str]] = {}  # noqa: RUF012, PEFT's own name; PLACEMENTS replace it
 
     def _check_new_adapter_config(self, config: Any) -> None:
         super()._check_new_adapter_config(config)
         name = next(name for name, other in self.peft_config.items() if other is config)
         if name in RESERVED or "." in name:
             raise ValueError(
-                f"an adapter cannot be named {name!r}, which is part of the names in its file; use another"
+                f"an adapter cannot be named {name!r}, which is part of the names in its file; use another name"
             )
-        # PEFT leaves out of a file whatever has the name of another adapter in its own
+        # PEFT leaves tensors out of a file whose names contain the name of another adapter
         wrapped = (BaseTunerLayer, AuxiliaryTrainingWrapper)
         inside = tuple(f"{key}." for key, module in self.model.named_modules() if isinstance(module, wrapped))
         parts = {part for key, _ in self.model.named_modules() if not key.startswith(inside) for part in key.split(".")}
         if len(self.peft_config) > 1 and parts & set(self.peft_config):
             raise ValueError(
-                f"adapters {sorted(parts & set(self.peft_config))} are named as modules of the model are, so that the "
+                f"adapters {sorted(parts & set(self.peft_config))} have names of modules of the model, so that the "
                 "files of other adapters would lack those modules; use another name"
             )
 
@@ -94,18 +94,18 @@ class SNNKModel(BaseTuner):
         return match is not None and int(match[1]) in ([wanted] if isinstance(wanted, int) else wanted)
 
     def _prepare_model(self, peft_config: Any, model: nn.Module) -> None:
-        """Make all adapters and check them, before the model is touched."""
+        """Make all adapters and check them, before the model is changed."""
         peft_config = _maybe_include_all_linear_layers(peft_config, model)
         shapes = getattr(peft_config, "file_shapes", None)
         sites = self._sites(peft_config, model)
-        if shapes is not None:  # nothing is drawn in sizes that are not those of the file
+        if shapes is not None:  # nothing is drawn before the sizes agree with the file
             shapes = {name.removeprefix("base_model.model."): shape for name, shape in shapes.items()}
             ending = ".snnk_adapter.weight"
             weights: Shapes = {site + ending: (dim, peft_config.num_features) for site, dim in sites.items()}
             _compare(weights, {name: shape for name, shape in shapes.items() if name.endswith(ending)})
         depth = DEPTH.get(peft_config.feature_map, 1) if peft_config.directions == "random" else 1
         values = depth * peft_config.num_features * sum(sites.values())
-        # a file that is read by transformers' load_adapter shows no header: be content with as much as the model has
+        # transformers' load_adapter reads no header of the file, so that only this limit holds
         most = max(MOST_READ if peft_config.was_read else MOST_VALUES, sum(p.numel() for p in model.parameters()))
         if values > most:
             raise ValueError(
@@ -123,13 +123,13 @@ class SNNKModel(BaseTuner):
             _compare(ours | saved, _without_embeddings(model, shapes))
         self._made = made
         self._unfilled = peft_config.from_file or (peft_config.was_read and peft_config.inference_mode)
-        for adapter in made.values() if self._unfilled else ():  # transformers only logs what a file lacks
+        for adapter in made.values() if self._unfilled else ():  # transformers only logs tensors that a file lacks
             for _, tensor in _stored(adapter):
                 if tensor.is_floating_point():
                     tensor.data.fill_(torch.nan)
 
     def _sites(self, peft_config: Any, model: nn.Module) -> dict[str, int]:
-        """{name of a layer to adapt: size of its outputs}; a ValueError if there is none."""
+        """{name of a layer to adapt: size of its outputs}; a ValueError if no layer matches."""
         found, linear, inside = {}, [], tuple[str, ...]()
         for name, module in model.named_modules():
             if name.startswith(inside):
@@ -153,8 +153,8 @@ class SNNKModel(BaseTuner):
                     f"target_modules={wanted}{where} fits no layer but those of "
                     f"exclude_modules={peft_config.exclude_modules}; the linear layers are {_some(linear, 8)}"
                 )
-            told = f"target_modules={wanted}{where} fits no layer; {_near(wanted, linear)}"
-            raise ValueError(f"{told}; {ANEW}" if peft_config.was_read else told)
+            message = f"target_modules={wanted}{where} fits no layer; {_near(wanted, linear)}"
+            raise ValueError(f"{message}; {ANEW}" if peft_config.was_read else message)
         return found
 
     def _create_and_replace(
@@ -168,7 +168,7 @@ class SNNKModel(BaseTuner):
         parameter_name: str | None = None,
     ) -> None:
         adapter = self._made.pop(current_key, None)
-        if adapter is None:  # a layer that only the state dict names, see BaseTuner.inject_adapter
+        if adapter is None:  # a layer that only the state dict contains, see BaseTuner.inject_adapter
             base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
             adapter = peft_config.make_adapter(current_key, sizes(base)[1])
             if not peft_config.save_directions:
@@ -188,11 +188,11 @@ class SNNKModel(BaseTuner):
 
     @contextmanager
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        # without this PEFT would drop the argument and run all rows through the active adapter
+        # PEFT would ignore the argument and run all rows through the active adapter
         if kwargs.get("adapter_names") is not None:
             raise ValueError(
-                "SNNK adapters take no adapter_names, one for each row of a batch: call set_adapter and run one batch "
-                "for each adapter"
+                "SNNK adapters do not support adapter_names (one adapter per row of a batch): call set_adapter and run "
+                "one batch per adapter"
             )
         yield
 
@@ -200,10 +200,11 @@ class SNNKModel(BaseTuner):
         raise ValueError(NOT_MERGEABLE)
 
     def add_weighted_adapter(self, *args: Any, **kwargs: Any) -> None:
-        """Refused: a weighted sum of adapters is no adapter of this kind."""
+        """Not supported: a weighted sum of adapters is not an adapter of this kind."""
         raise ValueError(
-            "a weighted sum of SNNK adapters is no SNNK adapter, as each has features of its own: make several active "
-            "(base_model.set_adapter([...]), which adds what they add), or turn them into LoRA with snnk.peft.to_lora"
+            "a weighted sum of SNNK adapters is not an SNNK adapter, as each has features of its own: activate several "
+            "with base_model.set_adapter([...]), which adds their outputs, or convert them to LoRA with "
+            "snnk.peft.to_lora"
         )
 
     @classmethod
@@ -224,15 +225,15 @@ class SNNKModel(BaseTuner):
         sums = {}
         for site, layer in layers_of(model, adapter_name):
             adapter: Any = layer.snnk_adapter[adapter_name]
-            drawn = config.make_feature_map(site, adapter.dim)  # in float32, whatever dtype the model has by now
+            drawn = config.make_feature_map(site, adapter.dim)  # in float32, even if the model was cast
             if not _same_buffers(adapter.feature_map, drawn):
                 raise ValueError(
-                    f"the projection of {site} is not what seed={config.seed} draws: it was "
-                    "changed. Use save_directions=True"
+                    f"the directions of {site} are not those that seed={config.seed} draws: they were changed. Use "
+                    "save_directions=True"
                 )
             sums[site] = checksum(drawn)
         config.checksums = sums
-        ending = f".snnk_adapter.{adapter_name}.checksum"  # the model's own may be rounded to half precision by now
+        ending = f".snnk_adapter.{adapter_name}.checksum"  # the model's own may be rounded to half precision
         own = {name: torch.tensor(sums[_site(name, ending)], device="cpu") for name in found if name.endswith(ending)}
         return found | own
 
@@ -247,7 +248,7 @@ class SNNKModel(BaseTuner):
             if f".snnk_adapter.{adapter_name}." in name or f".modules_to_save.{adapter_name}." in name
         }
         _compare(expected, _without_embeddings(model, {name: tuple(t.shape) for name, t in found.items()}))
-        if not config.save_directions:  # PEFT reads no configuration for an adapter that is there
+        if not config.save_directions:  # PEFT reads no configuration for an existing adapter
             ending = f".snnk_adapter.{adapter_name}.checksum"
             stored = {_site(name, ending): tensor for name, tensor in found.items() if name.endswith(ending)}
             for site, layer in layers_of(model, adapter_name):
@@ -260,7 +261,7 @@ class SNNKModel(BaseTuner):
 
 
 def _placed(row: Architecture, placement: str) -> str:
-    """The regular expression of the layers that adapters stand behind."""
+    """The regular expression of the layers that get an adapter."""
     names = [row.down] if placement == "pfeiffer" else [str(row.attention), row.down]
     block = re.escape(row.block).replace(r"\{\}", r"\d+")
     return rf"(.*\.)?{block}\.({'|'.join(map(re.escape, names))})"
@@ -282,7 +283,7 @@ def _site(name: str, ending: str) -> str:
 
 
 def plain_name(name: str) -> str:
-    """A module's name without what FSDP and torch.compile put into it."""
+    """A module's name without the parts that FSDP and torch.compile add."""
     return name.replace("_fsdp_wrapped_module.", "").replace("_orig_mod.", "")
 
 
@@ -294,7 +295,7 @@ def _warn_if_never_fitted(model: Any, config: Any, adapter_name: str) -> None:
             return
     if layers:
         warnings.warn(
-            f"directions={config.directions!r} was never fitted: directions of adapter {adapter_name!r} are random; "
+            f"directions={config.directions!r} was never fitted: adapter {adapter_name!r} has random directions; "
             "call snnk.peft.fit_directions_ before training, or use directions='random'",
             stacklevel=2,
         )
@@ -305,20 +306,20 @@ def _stored(adapter: SNNKAdapter) -> Iterator[tuple[str, Tensor]]:
 
 
 def _not_saved(adapter: SNNKAdapter) -> None:
-    """Leave the feature map out of the state dict, but for a checksum."""
+    """Replace the feature map in the state dict by a checksum."""
     adapter.register_buffer("checksum", torch.tensor(checksum(adapter.feature_map), device="cpu"))
     for name, buffer in list(adapter.feature_map.named_buffers()):
         adapter.feature_map.register_buffer(name, buffer, persistent=False)
 
 
 def _same_buffers(ours: nn.Module, drawn: nn.Module) -> bool:
-    """Whether buffers are equal but for the rounding of a cast to half precision."""
+    """Whether buffers are equal up to the rounding of a cast to half precision."""
     pairs = zip(ours.buffers(), drawn.buffers(), strict=True)
     return all(a.is_meta or torch.allclose(a.cpu().double(), b.double(), 1e-2, 1e-3) for a, b in pairs)
 
 
 def _shapes_of(model: nn.Module, endings: list[str]) -> Shapes:
-    """Shapes of the tensors of modules whose names have one of the endings, by which PEFT finds modules_to_save."""
+    """Shapes of the tensors of modules whose names have one of the endings; PEFT finds modules_to_save like this."""
     found, inside = Shapes(), tuple[str, ...]()
     for name, module in model.named_modules(remove_duplicate=False):
         if name.endswith(tuple(endings)) and not name.startswith(inside):
@@ -329,7 +330,7 @@ def _shapes_of(model: nn.Module, endings: list[str]) -> Shapes:
 
 
 def _without_embeddings(model: Any, shapes: Shapes) -> Shapes:
-    """The shapes without those of embeddings, which PEFT writes beside an adapter if their number was changed."""
+    """The shapes without those of embeddings, which PEFT saves with an adapter if the vocabulary was resized."""
     layers: list[Any] = []
     for name in ("get_input_embeddings", "get_output_embeddings"):
         with suppress(NotImplementedError):
@@ -339,18 +340,18 @@ def _without_embeddings(model: Any, shapes: Shapes) -> Shapes:
 
 
 def _compare(expected: Shapes, found: Shapes) -> None:
-    """Demand the same tensors of the same shapes."""
+    """Raise a ValueError unless both have the same tensors of the same shapes."""
     missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     if missing or unknown:
         raise ValueError(
-            f"the file is of an adapter for another model or configuration: it lacks {_some(missing)} and has "
-            f"{_some(unknown)} beside what the model takes; {ANEW}"
+            f"the file belongs to another model or configuration: it lacks {_some(missing)} and has "
+            f"{_some(unknown)} in addition; {ANEW}"
         )
     for name, shape in expected.items():
         if found[name] != shape:
             raise ValueError(
-                f"{name} is {found[name]} in the file and {shape} in the model: the adapter is of a model of another "
-                f"size, or its configuration was changed; {ANEW}"
+                f"{name} is {found[name]} in the file and {shape} in the model: the adapter belongs to a model "
+                f"of another size, or its configuration was changed; {ANEW}"
             )
 
 
@@ -360,12 +361,12 @@ def _some(names: Any, most: int = 3) -> str:
 
 
 def _near(wanted: Any, linear: list[str]) -> str:
-    """Names of linear layers that look like the targets."""
+    """A list of linear layers with names similar to the targets, or of all linear layers."""
     near: list[str] = []
     for target in [] if isinstance(wanted, str) else wanted:
         depth = target.count(".") + 1
         endings = {".".join(name.split(".")[-depth:]) for name in linear}
         near += difflib.get_close_matches(target, sorted(endings), n=3, cutoff=0.4)
     if near:
-        return f"near are {', '.join(dict.fromkeys(near))}"
+        return f"did you mean {', '.join(dict.fromkeys(near))}?"
     return f"the linear layers are {_some(linear, 8)}"

@@ -1,8 +1,8 @@
-"""Patterns of module names in adapter_config.json: only those that Python's `re` matches in no time.
+"""Patterns of module names in adapter_config.json: only those that Python's `re` matches fast.
 
-PEFT runs them as regular expressions over the name of every module, and `(a+)+b` over one name of 40 letters takes
-hours. Patterns in a file may have names, alternatives, optional groups, `.`, `\\d+`, classes such as `[qkv]`, and a few
-`*` or `+` behind a single character. Those in a configuration that was made in Python may be any.
+PEFT matches them as regular expressions against the name of every module, and `(a+)+b` takes hours on one name of 40
+letters. Patterns in a file may contain names, alternatives, optional groups, `.`, `\\d+`, classes such as `[qkv]`, and
+a few `*` or `+` behind a single character. Patterns in a configuration that was made in Python are not restricted.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# With three repeats a name of n letters takes at most n^3 / 6 steps: a millisecond at 60. PEFT puts repeats of its own
-# around the patterns of the other fields.
+# With three repeats, a name of n letters takes at most n^3 / 6 steps: a millisecond for 60 letters. PEFT puts repeats
+# of its own around the patterns of the fields that have a lower number here.
 REPEATS = {"target_modules": 3, "exclude_modules": 3, "feedforward_modules": 3, "layers_pattern": 2}
 KEYS = {"rank_pattern": 2, "alpha_pattern": 2}
-WAYS = 128  # in which the alternatives of groups, and optional parts, can be combined
+WAYS = 128  # combinations of the alternatives of groups and of optional parts
 LONGEST = 10_000
 
 
@@ -31,7 +31,7 @@ def check_patterns(config: Mapping[str, Any], source: Any = "adapter_config.json
     """
     for name, repeats in REPEATS.items():
         value = config.get(name)
-        # a list has endings of names, but for layers_pattern
+        # a list contains endings of names, except for layers_pattern
         patterns = [value] if isinstance(value, str) else value if name == "layers_pattern" and value else []
         _check(patterns, repeats, name, source)
     for name, repeats in KEYS.items():
@@ -50,15 +50,15 @@ def _check(patterns: Any, repeats: int, name: str, source: Any) -> None:
             raise ValueError(f"{name} in {source} must be names or patterns of names; got {str(pattern)[:200]}")
         if not is_quick(pattern, repeats):
             raise ValueError(
-                f"{name} in {source} is {pattern[:200]!r}, which may take hours to match: a file may have names, "
+                f"{name} in {source} is {pattern[:200]!r}, which may take hours to match: a file may contain names, "
                 f"alternatives, \\d+ and at most {repeats} of * and +, none behind a group. Write names into it, or "
                 "pass config= with a configuration that was made in Python"
             )
 
 
 def is_quick(pattern: str, repeats: int) -> bool:
-    """Whether a pattern has no more than so many repeats, all of single characters."""
-    plain = re.sub(r"\\d[+*]?|\\[w.-]|\[[^][\\]*\]", "_", pattern[: LONGEST + 1])  # few digits stand in a name
+    """Whether a pattern has at most that many repeats, all of single characters."""
+    plain = re.sub(r"\\d[+*]?|\\[w.-]|\[[^][\\]*\]", "_", pattern[: LONGEST + 1])  # names contain few digits
     plain = re.sub(r"([*+?])\?", r"\1", plain.replace("(?:", "("))  # lazy repeats take as many steps
     known = len(pattern) <= LONGEST and re.fullmatch(r"[\w.:|()*+?^$-]*", plain)
     if not known or re.search(r"\)[*+]|[*+?][*+]|\(\?", plain):
@@ -67,7 +67,7 @@ def is_quick(pattern: str, repeats: int) -> bool:
 
 
 def _ways(plain: str) -> int:
-    """Combinations of the alternatives inside groups, and of optional parts; a match may try them all."""
+    """The number of combinations of alternatives and optional parts, all of which a match may try."""
     ways, groups = 2 ** min(plain.count("?"), 20), list[int]()
     for character in plain:
         if character == "(":
