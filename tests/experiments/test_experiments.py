@@ -58,7 +58,7 @@ def test_a_file_cut_short_or_with_other_rows_is_refused(digits, tmp_path):
     path = tmp_path / "mnist" / "t10k-labels-idx1-ubyte"
     whole = path.read_bytes()
     path.write_bytes(whole[:-3])
-    with pytest.raises(ValueError, match="no complete idx file"):
+    with pytest.raises(ValueError, match="not a complete idx file"):
         data.mnist(digits)
     write_idx(path, np.zeros(19))
     with pytest.raises(ValueError, match="19 rows instead of 20"):

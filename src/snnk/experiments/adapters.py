@@ -26,7 +26,7 @@ NEEDS = "GLUE; a sentence encoder"
 TIME = "5 hours with a MiniLM; --quick 10 s"
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
-SIZES: dict[str, int | None] = {  # features, rank or width
+SIZES: dict[str, int | None] = {  # features, rank or width of each method
     "snnk": 17,
     "snnk-tuned": 8,
     "snnk-relu": 16,
@@ -41,7 +41,7 @@ SIZES: dict[str, int | None] = {  # features, rank or width
 
 @dataclass(frozen=True)
 class Config:
-    """Rates between the first and the last are tried first, then the next while the best is at the edge."""
+    """The inner ones of `rates` are tried first, then neighbours of the best one until all of them were tried."""
 
     tasks: tuple[str, ...] = ("sst2", "stsb", "mrpc", "cola")
     methods: tuple[str, ...] = tuple(SIZES)
@@ -50,7 +50,7 @@ class Config:
     batch_size: int = 32
     schedule: str = "linear"
     max_length: int = 128
-    train_rows: int = 10_000  # of a task, at most
+    train_rows: int = 10_000  # at most, per task
     pooling: str = "mean"
     seeds: int = 3
     seed: int = 0
@@ -60,12 +60,12 @@ QUICK = Config(("cola",), ("snnk", "snnk-relu", "lora", "houlsby"), rates=(3e-3,
 
 
 def total(config: Config) -> int:
-    """Number of rows that `run` yields, at most."""
+    """The largest number of rows that `run` yields."""
     return len(config.methods) * (len(config.rates) + len(config.tasks) * config.seeds)
 
 
 def waves(config: Config, results: Results) -> Iterator[list[Row]]:
-    """Keys of rows that do not depend on each other; the next ones depend on the rows of those before."""
+    """Lists of keys of rows. Each list depends on the rows of the lists before it, not on its own."""
 
     def key(stage: str, task: str, method: str, rate: float, seed: int) -> Row:
         return {"stage": stage, "task": task, "method": method, "learning_rate": rate, "seed": seed}
@@ -82,13 +82,13 @@ def waves(config: Config, results: Results) -> Iterator[list[Row]]:
         wave = []
         for method in config.methods:
             tried = [r for r in results if (r["stage"], r["method"]) == ("tuning", method)]
-            # of equal ones the lowest, in whatever order the rows have come
+            # the lowest of equally good rates, whatever the order of the rows
             tried.sort(key=lambda r: r["learning_rate"])
             best = chosen[method] = max(tried, key=lambda r: _or_least(r["validation"]))["learning_rate"]
             known, at = {r["learning_rate"] for r in tried}, rates.index(best)
             beside = {rates[max(at - 1, 0)], rates[min(at + 1, len(rates) - 1)]} - known
             wave += [key("tuning", first, method, rate, config.seed) for rate in sorted(beside)]
-    # by seed, so that a run stopped early compares the methods on every task
+    # by seed first, so that a run that is stopped early has compared the methods on every task
     yield [
         key("final", task, method, chosen[method], config.seed + 1 + i)
         for i in range(config.seeds)
@@ -102,7 +102,7 @@ def _or_least(score: float | None) -> float:
 
 
 def measure(key: Row, config: Config, files: Mapping[str, Any]) -> Row:
-    """One training; the test of a GLUE task is its dev file. Of one that diverges the row has no figures."""
+    """The row of one training run, with scores on validation and dev rows; None for them if the run diverged."""
     result = tuned(
         files,
         method=key["method"],
@@ -135,7 +135,7 @@ def measure(key: Row, config: Config, files: Mapping[str, Any]) -> Row:
 
 
 def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
-    """Rows of stage "tuning" for each method and rate, then of stage "final" for each seed, task and method."""
+    """Rows of stage "tuning" per method and rate, then rows of stage "final" per seed, task and method."""
     with tiny.glue(config, QUICK, source, MODEL) as files:
         for wave in waves(config, results):
             for key in wave:
@@ -154,7 +154,7 @@ Finals = dict[str, dict[tuple[str, int], Row]]
 
 
 def finals(results: Results, methods: Sequence[str] = ()) -> Finals:
-    """By method, and by task and seed: final rows of what all these methods have, so that none gains by a gap."""
+    """Final rows by method, task and seed, for the tasks and seeds that all these methods have."""
     found: Finals = {}
     for r in results:
         if r["stage"] == "final" and (not methods or r["method"] in methods):
@@ -164,7 +164,7 @@ def finals(results: Results, methods: Sequence[str] = ()) -> Finals:
 
 
 def by_task(rows: Mapping[tuple[str, int], Row]) -> dict[str, list[float]]:
-    """Scores in percent, NaN of a run that diverged."""
+    """Scores in percent by task; NaN for a run that diverged."""
     found: dict[str, list[float]] = {}
     for (task, _), r in rows.items():
         found.setdefault(task, []).append(math.nan if r["dev"] is None else 100 * r["dev"])
@@ -172,17 +172,17 @@ def by_task(rows: Mapping[tuple[str, int], Row]) -> dict[str, list[float]]:
 
 
 def scores(results: Results, methods: Sequence[str] = ()) -> dict[str, float]:
-    """Mean over tasks of the mean over seeds, best first; NaN of a method that diverged, which is last."""
+    """The mean over tasks of the mean over seeds, best first; NaN, and last, for a method that diverged."""
     found = {m: mean(map(mean, by_task(rows).values())) for m, rows in finals(results, methods).items() if rows}
     return dict(sorted(found.items(), key=lambda pair: (math.isnan(pair[1]), -pair[1])))
 
 
 def plot(results: Results) -> Any:
-    """The mean over tasks, and a point for each task and seed."""
+    """The mean over tasks, and one point per task and seed."""
     from matplotlib.figure import Figure
 
     found, means = finals(results), scores(results)
-    # a task with one class more has as many parameters more
+    # the last task's count, as tasks differ in their numbers of classes
     trained = {r["method"]: r["trained"] for r in results if r.get("trained")}
     names = {method: f"{method} ({trained[method]:,})" for method in means if method in trained}
     figure = Figure(figsize=(8, 1.5 + 0.4 * len(names)), layout="constrained")
@@ -201,7 +201,7 @@ def plot(results: Results) -> Any:
 
 
 def left(results: Results) -> list[str]:
-    """Final rows that are missing, by task."""
+    """The number of missing final rows by task."""
     config, seen = results.config, {(r["task"], r["method"]) for r in results if r["stage"] == "final"}
     rows = [r["task"] for r in results if r["stage"] == "final"]
     wanted = len(config["methods"]) * config["seeds"]
@@ -213,7 +213,7 @@ def left(results: Results) -> list[str]:
 
 
 def claims(results: Results) -> list[Row]:
-    """The paper's own table at equal size, and ours against each of the usual methods."""
+    """The paper's comparison at equal size, and our adapters against each of the usual methods."""
 
     def ahead(statement: str, better: str, worse: str) -> list[Row]:
         rows, means = finals(results, (better, worse)), scores(results, (better, worse))
@@ -226,7 +226,8 @@ def claims(results: Results) -> list[Row]:
         one, two = (by_task(rows[name]) for name in (better, worse))
         gaps = [[a - b for a, b in zip(one[task], two[task], strict=True)] for task in one]
         gap = means[better] - means[worse]
-        # of the mean, from seed to seed (the rows of dev are the same ones); a task with one has the others' variance
+        # The standard error of the mean over seeds; dev rows are the same for both. A task with one seed takes the mean
+        # variance of the others.
         known = [variance(g) for g in gaps if len(g) > 1]
         parts = [(variance(g) if len(g) > 1 else mean(known)) / len(g) for g in gaps] if known else []
         error = math.sqrt(sum(parts)) / len(gaps)

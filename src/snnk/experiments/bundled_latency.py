@@ -1,10 +1,11 @@
 """The paper's timing of bundled transformers (end of the appendix "Uptraining Transformers").
 
-BERT-base reads 64 texts of 128 tokens, ViT-base 32 images: the original, and one whose top six feed-forward blocks are
-bundled with 8 random features. The paper, on a free Google Colab, does not say how many blocks; six is the most in its
-table. Weights are random, since time does not depend on them. The two take turns on one thread, and processor time is
-counted, which other programs change less than that of the clock. A ratio is the median of those of the turns. Beside it
-stands that of the multiply-adds, what to expect where they alone take time; activations, which are fewer too, are none.
+BERT-base reads 64 texts of 128 tokens, and ViT-base 32 images. The original is compared with a model whose top six
+feed-forward blocks are bundled with 8 random features. The paper measured on a free Google Colab and does not give its
+number of blocks; six is the most in its table. Weights are random, as time does not depend on them. The two models take
+turns on one thread. Times are processor times, which other programs change less than the wall clock, and a speedup is
+the median over turns. The ratio of multiply-adds beside it is the speedup to expect if they alone took time; it does
+not count activation functions, of which there are fewer too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FIGURE = "appendix: seconds of bundled models"
 NEEDS = "transformers"
 TIME = "10 minutes; --quick 10 seconds"
 PAPER = {"BERT": (0.44, 0.32), "ViT": (0.33, 0.26)}  # seconds of the original and of ours
-PART = 0.95  # of the multiply-adds' ratio
+PART = 0.95  # the part of the ratio of multiply-adds that a speedup must reach
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def total(config: Config) -> int:
 
 
 def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
-    """One row for each model."""
+    """One row per model."""
     try:
         from snnk.hf import bundle_, replace_ffn_
         from snnk.hf.cost import multiply_adds
@@ -86,7 +87,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
 
 @torch.no_grad()
 def _seconds(models: list[Any], inputs: dict[str, Any], config: Config) -> list[list[float]]:
-    """Processor time of each model in each turn."""
+    """Processor time per model and turn."""
     from snnk.hf.cost import turns
 
     threads = torch.get_num_threads()
@@ -99,13 +100,13 @@ def _seconds(models: list[Any], inputs: dict[str, Any], config: Config) -> list[
 
 
 def _ratios(row: Row) -> tuple[list[float], float]:
-    """Of the times, a turn each, and of the multiply-adds."""
+    """The ratio of times per turn, and the ratio of multiply-adds."""
     turns = [a / b for a, b in zip(row["seconds"], row["seconds_bundled"], strict=True)]
     return turns, row["multiply_adds_G"] / row["multiply_adds_G_bundled"]
 
 
 def plot(results: Results) -> Any:
-    """How many times faster: each turn, the paper's, and the multiply-adds' ratio."""
+    """The speedup per turn beside the paper's, and the ratio of multiply-adds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 3.5), layout="constrained")
@@ -113,7 +114,7 @@ def plot(results: Results) -> Any:
     rows = list(results)
     for at, row in enumerate(rows):
         turns, work = _ratios(row)
-        axes.plot([at] * len(turns), turns, "o", color="tab:blue", alpha=0.5, label="ours, a turn each")
+        axes.plot([at] * len(turns), turns, "o", color="tab:blue", alpha=0.5, label="ours, one point per turn")
         axes.plot(at, row["time_ratio"], "_", color="tab:blue", ms=30, label="ours, median")
         axes.plot(at, work, "_", color="black", ms=30, label="multiply-adds")
         before, after = PAPER[row["model"]]
@@ -129,7 +130,7 @@ def plot(results: Results) -> Any:
 
 
 def claims(results: Results) -> list[Row]:
-    """The paper's times as a ratio, and ours beside that of the multiply-adds."""
+    """The paper's speedup beside ours, and ours beside the ratio of multiply-adds."""
     table = []
     for row in results:
         (before, after), (turns, work) = PAPER[row["model"]], _ratios(row)

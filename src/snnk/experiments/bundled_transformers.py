@@ -1,10 +1,10 @@
 """The paper's table of bundled transformers: multiply-adds and parameters of BERT-base and ViT-base.
 
-The top k of 12 feed-forward blocks f(x W1 + b1) W2 + b2 become phi(x) A^T W2 + b2 with m = 8 random features: in
-training A^T and W2 are two matrices, for inference they are bundled into one. The paper's "flops" are multiply-adds
-with one more for each sum with a bias, and ours agree with them. Its parameters do not: they are those of a model whose
-k replaced layers, attention included, are one object, so that each further k saves a whole layer. Both counts are here,
-from models without weights.
+The top k of 12 feed-forward blocks f(x W1 + b1) W2 + b2 become phi(x) A^T W2 + b2 with m = 8 random features. In
+training A^T and W2 are two matrices; for inference they are bundled into one. The paper's "flops" are multiply-adds,
+with one more per addition of a bias, and our counts agree with them. Its parameters do not agree: they are those of a
+model whose k replaced layers, attention included, are one shared object, so that each further k saves a whole layer.
+Both counts are here, from models without weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIME = "30 seconds; --quick 15 seconds"
 FORMS = ("training", "inference")
 REASON = "if the k replaced layers are one object"
 
-PAPER: dict[str, dict[tuple[str, str], tuple[int, ...]]] = {  # for k = 0..6, in billions and millions
+PAPER: dict[str, dict[tuple[str, str], tuple[int, ...]]] = {  # for k = 0..6, in billions and in millions
     "BERT": {
         ("multiply-adds", "training"): (716, 697, 678, 659, 640, 620, 601),
         ("multiply-adds", "inference"): (716, 677, 639, 600, 561, 523, 484),
@@ -44,7 +44,7 @@ PAPER_MB = {"BERT": 226.71, "ViT": 176.42}  # stored, for inference with k = 6
 
 @dataclass(frozen=True)
 class Config:
-    """The paper's setting; `replaced` are the k, growing."""
+    """The paper's setting; `replaced` lists the values of k in increasing order."""
 
     models: tuple[str, ...] = ("BERT", "ViT")
     replaced: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6)
@@ -86,14 +86,14 @@ def build(name: str, config: Any, *, layers: int = 12, seed: int | None = None) 
 
 
 def _numbers(model: Any) -> int:
-    """What a state dict stores, the fixed projection of a feature map included."""
+    """The number of stored values, including the fixed projection of a feature map."""
     from snnk.hf.cost import stored
 
     return sum(tensor.numel() for tensor in stored(model).values())
 
 
 def _as_one_object(model: Any, ffns: list[Any], k: int) -> int:
-    """Parameters if the top k layers are the last one, k times."""
+    """The number of stored values if the top k layers are one shared object."""
     layers = model.base_model.get_submodule(ffns[0].row.block.removesuffix(".{}"))
     own = list(layers)
     for i in range(len(own) - k, len(own)):
@@ -105,7 +105,7 @@ def _as_one_object(model: Any, ffns: list[Any], k: int) -> int:
 
 
 def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
-    """One row for each model, form and k."""
+    """One row per model, form and k."""
     try:
         from snnk.hf import find_ffns, replace_, replace_ffn_
         from snnk.hf.cost import multiply_adds
@@ -125,8 +125,8 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
                 done = k
                 row = results.find(model=name, form=form, replaced=k)
                 if row is None:
-                    # The paper counts the two products of attention: without them BERT is 19 G below. With the sums
-                    # with biases, no cell is 0.63 G away from the paper's; without those, some are 1.15 G below.
+                    # The paper counts the two products of attention: BERT is 19 G below its table without them. With
+                    # additions of biases, all cells are within 0.63 G of the paper; without, some are 1.15 G below.
                     giga = multiply_adds(model, inputs, biases=True) / 1e9
                     numbers = _numbers(model)
                     row = results.add(

@@ -1,9 +1,10 @@
 """Beyond the paper: feed-forward blocks of a sentence encoder replaced in closed form, from sentences without labels.
 
-Each block becomes phi(x) A^T + b with a part of its parameters; A is fitted by least squares to what the original block
-gives on sentences of STS-B's train file. phi: neurons of the block itself, chosen and refitted; the same, then moved by
-a few steps; or random ReLU features, the paper's. Measured on STS-B dev: Spearman correlation of the cosines of the
-sentence vectors (means of the last hidden states) with the scores, and the vectors' cosine to the original's.
+Each block becomes phi(x) A^T + b with a part of its parameters. A is fitted by least squares to the outputs of the
+original block on sentences of STS-B's training file. There are three choices of phi: atoms, which are neurons of the
+block itself, chosen and refitted; the same atoms, then moved by a few steps; and random ReLU features, as in the paper.
+The measure on STS-B dev is the Spearman correlation of the scores with the cosines of sentence vectors, which are means
+of the last hidden states. The mean cosine between these vectors and those of the original model is given beside it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NEEDS = "GLUE's STS-B; a sentence encoder"
 TIME = "30 minutes with a MiniLM; --quick 10 s"
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 ORIGINAL = "original"
-WAYS: dict[str, tuple[str, bool]] = {  # features of the plan, and whether atoms are moved
+WAYS: dict[str, tuple[str, bool]] = {  # `features` of the plan, and whether atoms are moved
     "neurons, closed form": ("atoms", False),
     "neurons, moved": ("atoms", True),
     "random ReLU features": ("relu", False),
@@ -43,7 +44,7 @@ SMALL, TIE = 1.0, 0.1  # points of Spearman correlation
 
 @dataclass(frozen=True)
 class Config:
-    """Parts of the blocks' parameters to keep, sentences to fit to, steps by which atoms are moved."""
+    """`keeps` are parts of the blocks' parameters, `refine` is the number of steps that move atoms."""
 
     keeps: tuple[float, ...] = (0.5, 0.25, 0.125)
     ways: tuple[str, ...] = tuple(WAYS)
@@ -64,7 +65,7 @@ def total(config: Config) -> int:
 
 @dataclass(frozen=True)
 class Task:
-    """Tokenised sentences to fit to; pairs as batches, first and second sentence in turn; their scores."""
+    """Batches for calibration, batches of pairs (first and second sentence alternate), and the scores of the pairs."""
 
     calibration: list[Batch]
     pairs: list[Batch]
@@ -72,11 +73,10 @@ class Task:
 
 
 def read(files: Mapping[str, str], config: Config, seed: int) -> Task:
-    """STS-B: train without its scores, and dev."""
-    from transformers import AutoTokenizer
+    """Read STS-B: the training file without its scores, and the dev file."""
+    from snnk.hf.models import load_processor
 
-    auto: Any = AutoTokenizer
-    tokenizer = auto.from_pretrained(files["model"], trust_remote_code=False)
+    tokenizer = load_processor(files["model"], images=False)
 
     def encode(texts: list[str], size: int) -> list[Batch]:
         options: Any = {"padding": True, "truncation": True, "max_length": config.max_length, "return_tensors": "pt"}
@@ -88,7 +88,7 @@ def read(files: Mapping[str, str], config: Config, seed: int) -> Task:
     order.shuffle(texts)
     chosen = sorted(texts[: config.sentences], key=len)
     batches = encode(chosen, max(1, min(32, len(chosen) // 20)))
-    order.shuffle(batches)  # every tenth is held out: there must be some, of all lengths
+    order.shuffle(batches)  # every tenth batch is held out, and these should have all lengths
     pairs = [text for both in zip(tested["sentence1"], tested["sentence2"], strict=True) for text in both]
     return Task(batches, encode(pairs, 64), [float(score) for score in tested["score"]])
 
@@ -132,17 +132,14 @@ def measure(model: Any, original: Tensor, task: Task) -> Row:
 
 
 def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
-    """The original's row, then one for each seed, part and way."""
+    """The row of the original model, then one per seed, part and way."""
     with tiny.glue(config, QUICK, source, MODEL) as files:
         from transformers import AutoModel
 
         from snnk import hf
+        from snnk.hf.models import load_model
 
-        auto: Any = AutoModel
-        try:
-            model = auto.from_pretrained(files["model"], use_safetensors=True, trust_remote_code=False).eval()
-        except Exception as error:  # the files are the user's and the loader is not ours: anything may be wrong
-            raise ValueError(f"{files['model']} cannot be loaded as an encoder: {error}") from error
+        model = load_model(files["model"], AutoModel, zero_pooler=True).model
         name = Path(files["model"]).name if Path(files["model"]).is_dir() else files["model"]
         task = read(files, config, config.seed)
         original = vectors(states_of(model), task.pairs)
@@ -169,7 +166,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
 
 
 def _curve(results: Results, way: str, key: str) -> dict[float, float]:
-    """Mean over seeds by the part that is kept."""
+    """The mean over seeds by the part that is kept."""
     rows = [r for r in results if r["way"] == way]
     keeps = sorted({r["keep"] for r in rows})
     return {keep: mean(r[key] for r in rows if r["keep"] == keep) for keep in keeps}
@@ -197,7 +194,7 @@ def plot(results: Results) -> Any:
 
 
 def claims(results: Results) -> list[Row]:
-    """Neurons of the block against random features, moved against closed form, and a quarter against the original."""
+    """Atoms against random features, moved atoms against closed form, and keep 0.25 against the original."""
     scores = {way: _curve(results, way, "spearman") for way in (ORIGINAL, *WAYS)}
     cosines = {way: _curve(results, way, "cosine") for way in WAYS}
     fitted, moved, chance = WAYS

@@ -1,10 +1,10 @@
-"""Beyond the paper: our feature maps beside the paper's estimator, at equal real features.
+"""Beyond the paper: our feature maps beside the paper's estimator, at equal numbers of real features.
 
-sin(w.x + b) with b = 0.5 as phi(x) . psi(w, b), two real features a projection in every map. Each draw has a map,
-inputs and weights of its own, all inputs against all weights; calibrated maps see other inputs and weights, drawn the
-same way. Norm 0 stands for entries that are Unif(0, 1)/sqrt(d); with d = 2000 that is the setting of the paper's
-pointwise figure, where errors are relative: elsewhere some outputs are near zero. Ours depend on |x| |w| alone, so that
-norms 1 and 1 differ from 2 and 0.5 in the paper's estimator.
+The layer is sin(w.x + b) with b = 0.5, estimated as phi(x) . psi(w, b); every map has two real features per projection.
+Each draw has its own map, inputs and weights, and pairs all inputs with all weights. Calibrated maps see other inputs
+and weights from the same distribution. Norm 0 stands for entries that are Unif(0, 1)/sqrt(d). With d = 2000 that is the
+setting of the paper's pointwise figure, where errors are relative; in other settings some outputs are near zero. The
+error of our maps depends on |x| |w| alone, whereas norms 1 and 1 differ from norms 2 and 0.5 for the paper's estimator.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ FIGURE = "beyond the paper: estimators at equal size"
 NEEDS = "nothing"
 TIME = "5 minutes; --quick 5 seconds"
 BASELINE, OURS, *CALIBRATED = MAPS = ("paper", "URF", "URF calibrated", "ProjectedURF")
-POSITIVE = 3**-0.5  # about the norm of such entries
+POSITIVE = 3**-0.5  # the typical norm of vectors with entries Unif(0, 1)/sqrt(d)
 POINTWISE = "d = 2000, positive"
-RELATIVE = 0.055  # mean relative error that URF may have there
-BOUNDS = {  # squared error that URF may have, told the norms, of that of the paper's estimator
+RELATIVE = 0.055  # the bound on the mean relative error of URF in that setting
+BOUNDS = {  # the largest ratio of squared errors, of URF with given norms to the paper's estimator
     "d = 64, positive": 0.02,
     "d = 64, norms 1 and 1": 0.12,
     "d = 64, norms 2 and 0.5": 0.02,
@@ -39,7 +39,7 @@ BOUNDS = {  # squared error that URF may have, told the norms, of that of the pa
 
 @dataclass(frozen=True)
 class Config:
-    """`settings` are (name, d, projections, |x|, |w|)."""
+    """`settings` lists (name, d, projections, |x|, |w|)."""
 
     settings: tuple[tuple[str, int, int, float, float], ...] = (
         ("d = 64, positive", 64, 64, 0.0, 0.0),
@@ -51,8 +51,8 @@ class Config:
     )
     bias: float = 0.5
     draws: int = 100
-    pairs: int = 32  # inputs, and weights
-    seen: int = 512  # inputs, and weights, that maps are calibrated on
+    pairs: int = 32  # number of inputs, and of weights
+    seen: int = 512  # number of inputs, and of weights, for calibration
     seed: int = 0
 
 
@@ -65,7 +65,7 @@ def total(config: Config) -> int:
 
 
 def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
-    """One row for each setting and map."""
+    """One row per setting and map."""
     for setting, d, p, x_norm, w_norm in config.settings:
         for name in MAPS:
             row = results.find(setting=setting, estimator=name)
@@ -77,7 +77,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
                 for draw in range(config.draws):
                     x, w = (_draw(config.pairs, d, norm, generator) for norm in (x_norm, w_norm))
                     seen = [_draw(config.seen, d, norm, generator) for norm in (x_norm, w_norm)]
-                    # not the seed of the inputs, with which a map may share its numbers
+                    # another seed than that of the inputs, whose random numbers a map could share
                     fm = make(config.seed + 1 + draw, *seen, seen_b)
                     exact = fm.exact(x, w, b)
                     off = (fm.phi(x) @ fm.psi(w, b).T - exact).double()
@@ -107,7 +107,7 @@ def _draw(n: int, d: int, norm: float, generator: torch.Generator) -> Tensor:
 
 
 def _maker(name: str, d: int, m: int, x_norm: float, w_norm: float) -> Callable[..., FeatureMap]:
-    """(seed, x, w, b) -> map: calibrated on x, w and b, told the norms, or the paper's, which needs neither."""
+    """A function of (seed, x, w, b) that makes the map; only calibrated maps use x, w and b."""
     options: Any = {"num_features": m, "activation": "sin", "on_error": "ignore"}
     if name == BASELINE:
         return lambda seed, x, w, b: URF.paper(d, m, "sin", seed=seed)
@@ -118,7 +118,7 @@ def _maker(name: str, d: int, m: int, x_norm: float, w_norm: float) -> Callable[
 
 
 def _tables(results: Results) -> dict[str, dict[str, Row]]:
-    """Setting -> map -> row, of settings where the paper's estimator is measured; null is an error that is infinite."""
+    """Setting -> map -> row, without infinite errors, for settings with a row of the paper's estimator."""
     found: dict[str, dict[str, Row]] = {}
     for row in results:
         if row["squared_error"] is not None:
@@ -127,7 +127,7 @@ def _tables(results: Results) -> dict[str, dict[str, Row]]:
 
 
 def plot(results: Results) -> Any:
-    """Squared error over that of the paper's estimator, a group for each setting."""
+    """Squared error relative to the paper's estimator, with one group of points per setting."""
     from matplotlib.figure import Figure
 
     tables = _tables(results)
@@ -146,7 +146,7 @@ def plot(results: Results) -> Any:
 
 
 def claims(results: Results) -> list[Row]:
-    """URF, told the norms, against the paper's estimator; calibrated maps against URF."""
+    """URF with given norms against the paper's estimator, and calibrated maps against URF."""
     table = []
     for setting, rows in _tables(results).items():
         if OURS not in rows:

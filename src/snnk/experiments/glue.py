@@ -1,15 +1,16 @@
 """GLUE (sections 4.2.1 and 4.2.2, appendices on ablations, additional experiments and baselines).
 
-Poolers: tanh(W x + b) of the [CLS] token as phi(x) psi(W, b)^T, trained with the classifier on a frozen model; merged
-with it ("bundled"), also in closed form; with the features of tanh's power series; from random weights. Adapters:
-y + v * (phi(y) A^T) with random ReLU or cosine features, against bottleneck adapters, LoRA and BitFit. Both with
-more and fewer features on one task.
+Poolers: tanh(W x + b) of the [CLS] token becomes phi(x) psi(W, b)^T, which is trained with the classifier on a frozen
+model. It is also merged with the classifier ("bundled"), solved in closed form, built from the power series of tanh,
+and started from random weights. Adapters: y + v * (phi(y) A^T) with random ReLU or cosine features, against bottleneck
+adapters, LoRA and BitFit. On one task, both are run with more and with fewer features.
 
-The hyperparameters are the paper's; of the rates that it tries for bundled heads, the lowest. Ours: steps are capped,
-so that a run takes minutes and not epochs; every classifier starts from its closed form, which makes up for much of it;
-a tenth of the training rows, not dev, chooses the epoch. So a claim here is an order of two methods, which both have
-the same steps, and no figure. Sentence encoders such as MiniLM and MPNet come with a pooler that was never trained:
-adapters then have the mean of all tokens before the classifier, and the claims about poolers say so.
+The hyperparameters are the paper's; of the rates that it tries for bundled heads, the lowest is used. Three choices are
+ours. The number of steps is capped, so that a run takes minutes instead of epochs. Every classifier starts from its
+closed form, which makes up for much of that. A tenth of the training rows, not the dev file, chooses the epoch.
+Therefore a claim here is about the order of two methods with equal steps, not about a score. Sentence encoders such as
+MiniLM and MPNet have a pooler that was never trained: for them, adapters use the mean of all tokens, and the claims
+about poolers carry a remark.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ NEEDS = "GLUE; BERT-base or another"
 TIME = "an hour on a GPU, several on a CPU; --quick 15 s"
 
 TASKS = ("rte", "mrpc", "qnli", "qqp", "sst2", "mnli", "stsb", "cola")
-ANSWERS = dict(zip(TASKS, (277, 408, 5463, 40430, 872, 9815, 1500, 1043), strict=True))  # rows of dev
+ANSWERS = dict(zip(TASKS, (277, 408, 5463, 40430, 872, 9815, 1500, 1043), strict=True))  # rows of the dev files
 PAPER: dict[str, dict[str, float]] = {  # BERT-base, in percent
     "pooler": dict(zip(TASKS, (57.5, 81.5, 74.5, 72.0, 84.9, 56.4, 78.1, 29.4), strict=True)),
     "snnk-pooler": dict(zip(TASKS, (61.36, 82.07, 73.5, 70.43, 85.21, 52.69, 78.93, 35.81), strict=True)),
@@ -46,7 +47,8 @@ PAPER: dict[str, dict[str, float]] = {  # BERT-base, in percent
     "bitfit": dict(zip(TASKS, (72.3, 90.4, 90.2, 84.0, 92.1, 82.2, 89.2, 58.8), strict=True)),
 }
 METHODS = (*(name for name in PAPER if name != "adapter baseline"), "random-pooler")
-# ours, ours, the paper's name of the second: its "adapter baseline" of 0.9 M has adapters where Pfeiffer's are
+# Two methods of ours, and the paper's name of the second. Its "adapter baseline" with 0.9 M parameters has adapters at
+# the places of Pfeiffer's.
 PAIRS = (
     ("snnk-pooler", "pooler", "pooler"),
     ("snnk-pooler", "tanh-pooler", "tanh-pooler"),
@@ -58,7 +60,7 @@ PAIRS = (
     *(("snnk-relu", name, name) for name in ("houlsby", "lora", "bitfit")),
 )
 ADAPTERS = ("snnk-relu", "snnk-cos", "houlsby", "pfeiffer", "lora", "bitfit")
-COUNTS = (  # of 8 tasks on which the first is above
+COUNTS = (  # the number of 8 tasks on which the first method is above the second
     ("snnk-pooler", "pooler", "pooler", 5),
     ("snnk-relu", "pfeiffer", "adapter baseline", 5),
     ("snnk-cos", "pfeiffer", "adapter baseline", 4),
@@ -67,7 +69,7 @@ COUNTS = (  # of 8 tasks on which the first is above
 
 @dataclass(frozen=True)
 class Config:
-    """The paper's sizes; rates, decay and schedules are those of snnk.finetune's methods, which are the paper's."""
+    """The paper's sizes. The methods of snnk.finetune have its rates, weight decay and schedules."""
 
     tasks: tuple[str, ...] = ("cola", "stsb", "mrpc")
     methods: tuple[str, ...] = METHODS
@@ -89,6 +91,7 @@ class Config:
     seed: int = 0
 
     def features(self, method: str) -> int | None:
+        """The size of a method: features, width or rank; None for methods without one."""
         if method in ("linear-probe", "bitfit", "pooler"):
             return None
         if method.endswith("-pooler"):
@@ -121,12 +124,12 @@ QUICK = Config(
 
 
 def wanted(config: Config) -> list[Row]:
-    """The keys of all rows: the tables', then what the ablations have beside."""
+    """The keys of all rows: those of the tables, then the further ones of the ablations."""
     found: list[Row] = []
     for seed in range(config.seed, config.seed + config.seeds):
         for task in config.tasks:
             for method in config.methods:
-                if method != "closed-form" or metric_of(task) == "spearman":  # that is of regression
+                if method != "closed-form" or metric_of(task) == "spearman":  # which is for regression
                     size = config.features(method)
                     found.append({"part": "table", "task": task, "method": method, "features": size, "seed": seed})
         for method, sizes in config.ablation:
@@ -143,7 +146,7 @@ def total(config: Config) -> int:
 
 
 def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
-    """One row for each task, method, number of features and seed."""
+    """One row per task, method, number of features and seed."""
     with tiny.glue(config, QUICK, source) as files:
         known, trained = variants(), _trained_pooler(files["model"])
         for key in wanted(config):
@@ -164,7 +167,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
 
 
 def _trained_pooler(model: str) -> bool | None:
-    """Whether training has moved the pooler in the files: its bias starts at zero. None if they have no pooler."""
+    """Whether the stored pooler was trained, which moves its bias from zero; None if no pooler is stored."""
     from snnk.finetune.methods import stored_pooler
 
     dense = stored_pooler(model)
@@ -172,7 +175,7 @@ def _trained_pooler(model: str) -> bool | None:
 
 
 def _curve(results: Results, method: str) -> dict[int, float]:
-    """Mean score on the ablation's task by number of features."""
+    """Mean score on the task of the ablation by number of features."""
     rows = [r for r in results if (r["task"], r["method"]) == (results.config["ablation_task"], method)]
     rows = [r for r in rows if r["score"] is not None]
     sizes = sorted({r["features"] for r in rows})
@@ -180,7 +183,7 @@ def _curve(results: Results, method: str) -> dict[int, float]:
 
 
 def plot(results: Results) -> Any:
-    """Ours and the paper's for each task, and the scores against the number of features."""
+    """Our scores and the paper's per task, and scores against the number of features."""
     from matplotlib.figure import Figure
 
     tasks = list(dict.fromkeys(r["task"] for r in results if r["part"] == "table"))
@@ -205,7 +208,7 @@ def plot(results: Results) -> Any:
 
 
 def left(results: Results) -> list[str]:
-    """What the rows do not have: of their configuration, then of the paper's."""
+    """What is missing from the rows: of their own configuration, then of the paper's."""
     config = results.config
     known = Config(**{**config, "tasks": tuple(config["tasks"]), "methods": tuple(config["methods"])})
     missing = [key for key in wanted(known) if not results.find(**key)]
@@ -219,7 +222,7 @@ def left(results: Results) -> list[str]:
 
 
 def claims(results: Results) -> list[Row]:
-    """The order of methods by pairs, on how many tasks ours is ahead, sizes, and the ablations."""
+    """The order of pairs of methods, the number of tasks on which ours is ahead, sizes, and the ablations."""
     trained = all(r["pooler_trained"] for r in results)
     own = ("pooler", "snnk-pooler", "tanh-pooler", "bundled", "closed-form")
     notes = {} if trained else dict.fromkeys(own, "whose pooler was never trained")
@@ -228,11 +231,11 @@ def claims(results: Results) -> list[Row]:
         tasks = [task for task in both(results, one, two) if task in PAPER[one]]
         ours = sum(a > b for a, b in (both(results, one, two)[task] for task in tasks))
         paper = sum(PAPER[one][task] > PAPER[name][task] for task in tasks)
-        if paper:  # on none of these tasks: nothing could fail
+        if paper:  # otherwise the claim could not fail
             statement = f"{one} above {name} on {count} of 8 tasks; {paper} of {', '.join(tasks)}"
             table.append(claim(statement, f"above {two} on {ours} of {len(tasks)}", ours >= paper))
     starts = both(results, "snnk-pooler", "random-pooler")
-    if starts and trained:  # else both are random
+    if starts and trained:  # otherwise both start at random
         pretrained, chance = (mean(pair[i] for pair in starts.values()) for i in (0, 1))
         statement = "a pooler that starts from pretrained weights is better than one from random weights"
         told = f"{pretrained:.2f} against {chance:.2f}, mean of {', '.join(starts)}"

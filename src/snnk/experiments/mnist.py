@@ -1,8 +1,9 @@
 """MNIST (section "Toy experiments", appendix figure on random features): the hidden layer of an MLP as ReLU-SNNK.
 
-784 -> 512 -> 512 -> 10 with ReLU; the 512 x 512 layer and its ReLU become phi(h) A^T with 8 to 512 features. Dropout of
-0.2 after every layer but the last, Adam with 1e-3, batches of 32, 25 epochs; a stratified quarter of the training set
-chooses the epoch, as the appendix on data sets says. Rows of the projection are orthogonal, which is ours.
+The MLP is 784 -> 512 -> 512 -> 10 with ReLU. Its 512 x 512 layer and ReLU become phi(h) A^T with 8 to 512 features. As
+in the paper there is dropout of 0.2 after every layer but the last, and Adam with a rate of 1e-3 takes batches of 32
+for 25 epochs. A stratified quarter of the training set chooses the epoch, as the appendix on data sets describes. The
+rows of the projection are orthogonal, which is our choice.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Config:
     learning_rate: float = 1e-3
     dropout: float = 0.2
     validation: float = 0.25
-    rows: int = 0  # of the training set; 0 for all
+    rows: int = 0  # of the training set; 0 means all
     seeds: int = 1
     seed: int = 0
 
@@ -50,7 +51,7 @@ def total(config: Config) -> int:
 
 
 def run(config: Config, results: Results, source: data.Source = data.NOWHERE) -> Iterator[Row]:
-    """One row for each network and seed."""
+    """One row per network and seed."""
     wanted = [(seed, m) for seed in range(config.seed, config.seed + config.seeds) for m in (None, *config.features)]
     if source.data_dir is None and data.is_quick(config, QUICK):
         made = data.made(config.rows + 200, 784, 10, seed=config.seed)
@@ -79,7 +80,7 @@ def run(config: Config, results: Results, source: data.Source = data.NOWHERE) ->
 
 
 def _figures(results: Results) -> dict[int | None, dict[str, float]]:
-    """Means over seeds by number of features, None for the MLP; `last_loss` is the training loss of the last epoch."""
+    """Means over seeds by number of features (None: the MLP); `last_loss` is the training loss of the last epoch."""
     rows = [{**r, "last_loss": r["train_losses"][-1]} for r in results]
     counts = sorted({r["num_features"] for r in rows}, key=lambda m: m or 0)
     return {m: means([r for r in rows if r["num_features"] == m], *FIGURES) for m in counts}
@@ -115,13 +116,13 @@ def plot(results: Results) -> Any:
 
 
 def claims(results: Results) -> list[Row]:
-    """The paper's statements beside what the rows say."""
+    """The paper's statements beside our figures."""
     found = _figures(results)
     base = found.pop(None, None)
     if base is None or not found:
         return []
     table = []
-    answers = sum(r["test_rows"] for r in results if r["num_features"] is None)  # of all seeds
+    answers = sum(r["test_rows"] for r in results if r["num_features"] is None)  # test rows of all seeds
     for m, ours in found.items():
         if m is None or m < 32:
             continue

@@ -1,8 +1,9 @@
 """Figure 2 (g, h) of the paper: relative error of one output against the number of projections.
 
-d = 2000, one output; entries of x and w are Unif(0, 1)/sqrt(d). (g) is a sine layer with b = 0.5, (h) the arc-cosine
-layer of order 1. For each p: the mean over `draws` instantiations of |estimate - exact| / |exact|, and its spread. The
-standard deviations printed under the paper's figure (1e-12 to 5e-8) are not that spread, which is in the claims above.
+The layer has d = 2000 inputs and one output; the entries of x and w are Unif(0, 1)/sqrt(d). Part (g) is a sine layer
+with b = 0.5, part (h) the arc-cosine layer of order 1. Each row has the mean of |estimate - exact| / |exact| over
+`draws` feature maps with p projections, and the standard deviation over these draws. The standard deviations under the
+paper's figure (1e-12 to 5e-8) are not this spread; the claims above show it.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from snnk.maps import URF, ArcCosine, FeatureMap
 FIGURE = "figure 2 (g, h)"
 NEEDS = "nothing"
 TIME = "10 minutes; --quick 10 seconds"
-PRINTED = {"sine": "1e-12 to 5e-8", "arc-cosine": "1e-12 to 3e-8"}  # deviations under the paper's figure
+PRINTED = {"sine": "1e-12 to 5e-8", "arc-cosine": "1e-12 to 3e-8"}  # standard deviations under the paper's figure
 ACCURATE, FEWER, NEGLIGIBLE = 0.2, 30, 1e-6  # relative error; d over p; deviation
 
 
 @dataclass(frozen=True)
 class Config:
-    """The paper's dimension, bias and draws, with fewer draws where one takes long.
+    """The paper's dimension, bias and number of draws, with fewer draws where one takes long.
 
-    The numbers of projections are ours: the paper's figure has 12 and 6, which it does not name.
-    `slow_draws` are for coupled projections of more than `slow_from` rows (a QR each), `calibrated_draws` for maps that
-    are calibrated (a series fit each); every row says how many it had.
+    The numbers of projections are ours: the paper's figure has 12 and 6 of them without naming their values.
+    `slow_draws` applies to orthogonal projections with more than `slow_from` rows, which take one QR decomposition per
+    draw. `calibrated_draws` applies to calibrated maps, which take one fit of a series per draw. Every row stores its
+    number of draws.
     """
 
     dim: int = 2000
@@ -52,7 +54,7 @@ QUICK = Config(
 
 
 def _estimators(config: Config) -> dict[str, dict[str, Callable[[int, int], FeatureMap]]]:
-    """layer -> estimator -> (projections, seed) -> map."""
+    """Layer -> estimator -> function of (projections, seed) that makes the map."""
     d, norm = config.dim, (1 / 3) ** 0.5
     generator = torch.Generator().manual_seed(config.seed + 1)
     inputs = torch.rand(config.inputs, d, generator=generator) / d**0.5
@@ -78,7 +80,7 @@ def total(config: Config) -> int:
 
 
 def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
-    """One row for each layer, estimator and p."""
+    """One row per layer, estimator and p."""
     generator = torch.Generator().manual_seed(config.seed)
     x, w = torch.rand(2, 1, config.dim, generator=generator) / config.dim**0.5
     b = torch.full((1,), config.bias)
@@ -113,7 +115,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
 
 
 def plot(results: Results) -> Any:
-    """Mean relative error with its spread over draws, both layers, all estimators."""
+    """Mean relative error with its spread over draws, for both layers and all estimators."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4))
@@ -126,7 +128,7 @@ def plot(results: Results) -> Any:
                 continue
             p, mean = [r["projections"] for r in rows], [r["mean"] for r in rows]
             axes.loglog(p, mean, "o-", color=color, label=name, ms=4)
-            low = [max(r["mean"] - r["std"], r["mean"] / 20) for r in rows]  # a logarithm has no room below zero
+            low = [max(r["mean"] - r["std"], r["mean"] / 20) for r in rows]  # positive, for the logarithmic axis
             axes.fill_between(p, low, [r["mean"] + r["std"] for r in rows], color=color, alpha=0.15, lw=0)
         axes.set_xlabel("random projections p")
         axes.set_ylabel("mean relative error; one deviation, cut at mean / 20" if place == 1 else "")
@@ -137,7 +139,7 @@ def plot(results: Results) -> Any:
 
 
 def claims(results: Results) -> list[Row]:
-    """The paper's statements beside what the rows say."""
+    """The paper's statements beside our figures."""
     table = []
     d = results.config["dim"]
     for layer, printed in PRINTED.items():

@@ -1,23 +1,22 @@
 r"""Figure 3 of the paper, left: the potential of a two-body system from conservation of energy (appendix, "QPNN").
 
 Given a ground state psi, the local energy -1/2 (Laplacian psi) / psi + V(x) of the true V is the same everywhere. QPNN
-(Sehanobish et al., 2021) trains V without labels: the loss is the squared gradient of the local energy at random
-points, and V at one point, the gauge, since any constant can be added to V. The paper does not say which two bodies;
-ours are coupled oscillators, whose potential is known,
+(Sehanobish et al., 2021) trains V without labels. The loss is the squared gradient of the local energy at random
+points, plus the error of V at one point, the gauge, as V is determined up to a constant. The paper does not name its
+two bodies; ours are coupled oscillators, whose potential is known:
 
     V(x1, x2) = w^2/2 (x1^2 + x2^2) + k/2 (x1 - x2)^2,
     psi = exp(-(w s^2 + W r^2)/2),    s, r = (x1 +- x2)/sqrt(2),    W = sqrt(w^2 + 2 k),    energy (w + W)/2.
 
-QPNN has three layers, 2 -> 128 -> 128 -> 1, with tanh. The hidden one becomes phi(h) A^T with 32 features:
+QPNN has three layers, 2 -> 128 -> 128 -> 1, with tanh. Its hidden layer becomes phi(h) A^T with 32 features:
 
-- "paper": the estimator of cos or sin, A = psi of random weights to begin with, h and weights on the unit sphere.
+- "paper": the estimator of cos or sin. A starts as psi of random weights; h and weights are on the unit sphere.
 - "closed form": phi(h) = cos(G h + c) or sin(G h + c), frozen. No activation stands between A and the last layer, so
-  V is linear in their product, one row a, and so is the gradient of the local energy: least squares gives the best a
-  at once. The first layer stays as drawn, and nothing is trained by gradient steps: a and one bias are fitted, the
-  rest is frozen.
+  that V and the gradient of the local energy are linear in their product, one row a, and least squares gives the best
+  a. The first layer stays as drawn and no gradient steps are taken: a and one bias are fitted, the rest is frozen.
 
-The closed form depends on the box: on [-2, 2]^2 the first layer's tanh bends more than 32 features can undo. So both
-are here: [-1, 1]^2, which is nearer to the authors' unit square, and the larger one.
+The closed form depends on the box: on [-2, 2]^2 the tanh of the first layer bends more than 32 features can undo.
+Therefore both boxes are here: [-1, 1]^2, which is nearer to the authors' unit square, and the larger one.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from snnk import _checks
+from snnk.experiments.lab.data import NOWHERE, Source
 from snnk.experiments.lab.records import Results, Row
 from snnk.experiments.lab.training import against, grid, judged, means, neurons, uniform
 from snnk.maps import URF
@@ -44,17 +44,17 @@ NEEDS = "nothing"
 TIME = "5 minutes; --quick 5 seconds"
 BASELINE = "QPNN"
 AUTHORS_STEPS = 300_000
-FASTER = 0.9  # of the baseline's seconds, at most: one shared machine measures no smaller gain
+FASTER = 0.9  # part of the baseline's seconds; smaller gains cannot be measured on a shared machine
 NETWORKS = (BASELINE, "SNNK cos, paper", "SNNK sin, paper", "SNNK cos, closed form", "SNNK sin, closed form")
 
 
 @dataclass(frozen=True)
 class Config:
-    """Layers, optimizer and learning rate of QPNN's authors; the rest is for minutes on one core.
+    """Layers, optimizer and learning rate of QPNN's authors; the other values take minutes on one core.
 
-    The authors train for 300,000 steps of 32 points at a constant rate; here `steps` of `batch` new points in
-    [-box, box]^2, and the rate falls linearly to zero. The closed form sees `points` of them. `other_boxes` have rows
-    too, but no pictures.
+    The authors train for 300,000 steps with 32 points at a constant rate. Here there are `steps` with `batch` new
+    points in [-box, box]^2, and the rate falls linearly to zero. The closed form uses `points` points. The rows of
+    `other_boxes` have no pictures.
     """
 
     frequency: float = 1.0
@@ -76,7 +76,7 @@ QUICK = Config(width=64, num_features=16, steps=200, batch=64, grid=17, other_bo
 
 
 def potential(x: Tensor, config: Config) -> Tensor:
-    """The true V: (*, 2) -> (*).
+    """The true potential V: (*, 2) -> (*).
 
     Example:
         >>> potential(torch.tensor([1.0, -1.0]), Config()).item()
@@ -87,7 +87,7 @@ def potential(x: Tensor, config: Config) -> Tensor:
 
 
 def _form(config: Config) -> Tensor:
-    """B of psi = exp(-x.Bx/2), by normal modes."""
+    """The matrix B of psi = exp(-x.Bx/2), from the normal modes."""
     modes = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64) / math.sqrt(2)
     relative = math.sqrt(config.frequency**2 + 2 * config.coupling)
     return modes.T @ torch.diag(torch.tensor([config.frequency, relative], dtype=torch.float64)) @ modes
@@ -100,7 +100,7 @@ def kinetic(x: Tensor, config: Config) -> Tensor:
 
 
 def _linear(in_features: int, out_features: int, generator: Generator) -> nn.Linear:
-    """nn.Linear as torch draws it, from a generator of ours."""
+    """An nn.Linear with torch's initialisation, drawn from the given generator."""
     layer = nn.utils.skip_init(nn.Linear, in_features, out_features)
     for parameter in layer.parameters():
         nn.init.uniform_(parameter, -(in_features**-0.5), in_features**-0.5, generator=generator)
@@ -108,7 +108,7 @@ def _linear(in_features: int, out_features: int, generator: Generator) -> nn.Lin
 
 
 def build(network: str, config: Config, seed: int) -> nn.Sequential:
-    """A network (*, 2) -> (*, 1); all have the same first layer to begin with.
+    """A network (*, 2) -> (*, 1). All networks start with the same first layer.
 
     Example:
         >>> build("SNNK cos, paper", QUICK, seed=0)(torch.zeros(5, 2)).shape
@@ -132,7 +132,7 @@ def build(network: str, config: Config, seed: int) -> nn.Sequential:
 
 
 def train(net: nn.Module, config: Config, seed: int) -> float:
-    """Train V in place, without labels; returns processor seconds."""
+    """Train V in place, without labels; returns the processor seconds."""
     generator, gauge = make_generator(seed, stream=1), torch.zeros(1, 2)
     optimizer = torch.optim.Adam(net.parameters(), config.lr)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, config.steps)
@@ -150,7 +150,7 @@ def train(net: nn.Module, config: Config, seed: int) -> float:
 
 
 def fit(net: nn.Sequential, config: Config, seed: int) -> float:
-    """Set the product of A and the last layer in place, by least squares in float64; returns processor seconds."""
+    """Fit the product of A and the last layer in place, by least squares in float64; returns the processor seconds."""
     start = time.process_time()
     layers: list[Any] = list(net)
     (feature_map, matrix_a), last = layers[2:]
@@ -160,7 +160,7 @@ def fit(net: nn.Sequential, config: Config, seed: int) -> float:
     target = torch.func.vmap(torch.func.grad(lambda point: kinetic(point, config)))(x)  # (points, 2)
     matrix = slopes.transpose(1, 2).reshape(-1, config.num_features)
     with torch.no_grad():
-        # features are alike where h moves little: what float32 could not hold later is left out
+        # features are nearly dependent where h varies little; rcond drops what float32 cannot represent
         row = torch.linalg.lstsq(matrix, -target.reshape(-1, 1), rcond=1e-6, driver="gelsd").solution[:, 0]
         w, gauge = last.weight[0].double(), torch.zeros(2, dtype=torch.float64)
         matrix_a.weight += torch.outer(w, row - w @ matrix_a.weight.double()) / (w @ w)  # now w A = row
@@ -174,17 +174,17 @@ def total(config: Config) -> int:
 
 
 def _counts(net: nn.Sequential, network: str) -> Row:
-    """Numbers that are trained or fitted, and those that stay as drawn."""
+    """The number of trained or fitted parameters, and of those that stay as drawn."""
     frozen = sum(b.numel() for name, b in net.named_buffers() if name.endswith("projection"))
     if "closed form" not in network:
         return {"trained": sum(p.numel() for p in net.parameters()), "frozen": frozen}
-    layers: list[Any] = list(net)  # of A and the last layer only their product counts, a number for each feature
+    layers: list[Any] = list(net)  # A and the last layer count as their product, one number per feature
     drawn = sum(p.numel() for p in layers[0].parameters())
     return {"trained": layers[2][0].num_features + 1, "frozen": frozen + drawn}
 
 
-def run(config: Config, results: Results, source: Any = None) -> Iterator[Row]:
-    """One row for each seed, box and network; those of the first seed and box have the learnt potential on a grid."""
+def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
+    """One row per seed, box and network. Rows of the first seed and box store the learnt potential on a grid."""
     for seed in range(config.seed, config.seed + config.seeds):
         for box in (config.box, *config.other_boxes):
             setting, x = replace(config, box=box), grid(config.grid, box)
@@ -214,7 +214,7 @@ def run(config: Config, results: Results, source: Any = None) -> Iterator[Row]:
 
 
 def plot(results: Results) -> Any:
-    """True and learnt potentials, errors on one scale, and the mean error of every seed and box."""
+    """True and learnt potentials, their errors on one scale, and the mean error of every seed and box."""
     import numpy as np
     from matplotlib.figure import Figure
 
@@ -263,7 +263,7 @@ def plot(results: Results) -> Any:
 
 
 def claims(results: Results) -> list[Row]:
-    """The paper's statements beside what the rows say, means over seeds."""
+    """The paper's statements beside our figures, which are means over seeds."""
     keys = ("mean_error", "max_error", "trained", "frozen", "seconds")
     steps, all_rows = results.config["steps"], list(results)
     table: list[Row] = []

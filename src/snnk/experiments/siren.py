@@ -1,18 +1,21 @@
-r"""Figure 3 of the paper, right: SIREN fits an image, also with a hidden layer replaced (appendix, "Siren").
+r"""Figure 3 of the paper, right: SIREN fits an image, also with one hidden layer replaced (appendix, "Siren").
 
-SIREN (Sitzmann et al., 2020) is x -> sin(omega W0 x + b0), hidden layers h -> sin(omega (W h + b)), and a linear layer.
-One hidden layer becomes phi(h) A^T with 64 features; A is trained with the rest. Two ways to choose phi:
+SIREN (Sitzmann et al., 2020) is x -> sin(omega W0 x + b0), then hidden layers h -> sin(omega (W h + b)), then a linear
+layer. One hidden layer becomes phi(h) A^T with 64 features, and A is trained with the rest. There are two choices of
+phi:
 
-- "SNNK, paper": the paper's estimator of the sine layer, A = psi(omega W, omega b) to begin with. |h| |omega W| is
-  about 16 in a SIREN and the variance grows like its exponential, so h and W are put on the unit sphere. "SNNK, cosine"
-  is the same for the cosine, which the paper says "performs similarly".
-- "SNNK, neurons": phi(h) = sin(G h + c), frozen neurons drawn as SIREN draws its own; A starts at random.
+- "SNNK, paper": the paper's estimator of the sine layer, with A = psi(omega W, omega b) as the start. |h| |omega W| is
+  about 16 in a SIREN, and the variance of the estimator grows like its exponential; therefore h and W are projected to
+  the unit sphere. "SNNK, cosine" is the same for the cosine, which the paper says "performs similarly".
+- "SNNK, neurons": phi(h) = sin(G h + c), frozen neurons with the distribution that SIREN draws its own from. A starts
+  at random.
 
-"3 layers with hidden matrices of 256 x 256" has two readings. The original has three hidden layers: the middle one is
-replaced. With a single one, A and the last layer behind it are one row of 64 numbers, so that the whole network has
-833 to fit an image with; both are here, the second for one seed. Derivatives of networks are exact, those of the image
-are Sobel's and Laplace's differences; all are with respect to coordinates in [-1, 1]. Curves still rise when training
-ends, so that claims name the steps, and the distance at about half of them.
+"3 layers with hidden matrices of 256 x 256" has two readings, and both are here. The original SIREN has three hidden
+layers, of which the middle one is replaced. With a single hidden layer, A and the last layer are together one row of 64
+numbers, so that the whole network fits an image with 833 parameters; this reading is run for one seed. The derivatives
+of networks are exact, and those of the image are Sobel and Laplace differences; all are with respect to coordinates in
+[-1, 1]. The curves still rise when training ends: the claims name the number of steps, and give the distance at about
+half of them too.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from snnk import _checks
+from snnk.experiments.lab.data import NOWHERE, Source
 from snnk.experiments.lab.records import Results, Row
 from snnk.experiments.lab.training import against, grid, judged, means, neurons, uniform
 from snnk.maps import URF
@@ -46,17 +50,17 @@ NETWORKS = (BASELINE, PAPER, "SNNK, neurons", COSINE)
 BUNDLED = "; A and the last layer are one row of numbers, a feature each"
 KINDS = ("picture", "gradient", "Laplacian")
 FIGURES = ("psnr", "gradient_psnr", "gradient_error", "laplacian_error", "trained", "frozen", "seconds")
-ACCURATE = 0.5  # relative error of derivatives, at most
-FASTER = 0.9  # of the baseline's seconds, at most: one shared machine measures no smaller gain
+ACCURATE = 0.5  # the largest relative error of derivatives that counts as accurate
+FASTER = 0.9  # part of the baseline's seconds; smaller gains cannot be measured on a shared machine
 
 
 @dataclass(frozen=True)
 class Config:
-    """The layers, omega and rate of SIREN's authors, for minutes on two cores.
+    """The layers, omega and learning rate of SIREN's authors, with steps that take minutes on two cores.
 
-    They take 500 steps or more, each with all 65,536 pixels (batch=0); here `steps` of `batch` pixels are 47 passes.
-    `hidden` are numbers of hidden layers, of which one is replaced, all but the first for one seed only; `every` the
-    steps between two points of a curve; `picture` the size of the pictures in the rows.
+    The authors take 500 steps or more, each with all 65,536 pixels (batch=0); here `steps` with `batch` pixels are 47
+    passes. `hidden` lists numbers of hidden layers, one of which is replaced; all but the first are run for one seed.
+    `every` is the number of steps between two points of a curve, `picture` the size of the pictures in the rows.
     """
 
     image: str = "camera"
@@ -86,7 +90,7 @@ def _camera() -> Tensor:
 
 
 def _waves() -> Tensor:
-    """An image that needs nothing: a disc on two waves."""
+    """An image that needs no package: a disc on two waves."""
     y, x = grid(512).reshape(512, 512, 2).unbind(-1)
     return 0.3 * torch.sin(9 * x + 2 * y) * torch.cos(5 * y) + 0.6 * torch.tanh(20 * (0.5 - torch.hypot(x, y)))
 
@@ -95,7 +99,7 @@ IMAGES: dict[str, Callable[[], Tensor]] = {"camera": _camera, "waves": _waves}
 
 
 class Sine(nn.Module):
-    """sin(omega (W x + b)), drawn as SIREN's authors do; the last layer is W x + b alone."""
+    """sin(omega (W x + b)) with the initialisation of SIREN's authors; a layer with one output is W x + b."""
 
     def __init__(
         self, in_features: int, out_features: int, omega: float, generator: Generator, first: bool = False
@@ -112,7 +116,7 @@ class Sine(nn.Module):
 
 
 def build(network: str, hidden: int, config: Config, seed: int) -> nn.Sequential:
-    """A network (*, 2) -> (*, 1); all have the same layers but for the middle one of `hidden`.
+    """A network (*, 2) -> (*, 1). Networks differ in the middle one of their `hidden` layers only.
 
     Example:
         >>> build("SNNK, paper", 3, QUICK, seed=0)(torch.zeros(5, 2)).shape
@@ -129,7 +133,7 @@ def build(network: str, hidden: int, config: Config, seed: int) -> nn.Sequential
         weights = omega * inner[middle].weight.detach(), omega * inner[middle].bias.detach()
         net[1 + middle] = SNNKLinear(width, width, config.num_features, fm, weights=weights)
     elif network == "SNNK, neurons":
-        m = config.num_features  # rows as SIREN draws its own; the outputs have the variance of a sine layer's
+        m = config.num_features  # SIREN's distribution of rows; outputs have the variance of a sine layer
         rows = uniform(m, width, bound=(6 / width) ** 0.5, generator=generator)
         net[1 + middle] = neurons(rows, width, "sin", (3 / m) ** 0.5, generator)
     return net
@@ -142,7 +146,7 @@ def psnr(error: Tensor, peak: float) -> float:
 
 
 def differences(image: Tensor) -> dict[str, Tensor]:
-    """Picture (n, n), gradient (n, n, 2) by Sobel's filter and Laplacian (n, n) of an image on [-1, 1]^2.
+    """Picture (n, n), gradient (n, n, 2) by Sobel's filter, and Laplacian (n, n) of an image on [-1, 1]^2.
 
     Example:
         >>> image = torch.linspace(-1, 1, 9)[:, None].expand(9, 9)
@@ -162,7 +166,7 @@ def differences(image: Tensor) -> dict[str, Tensor]:
 
 
 def derivatives(net: nn.Module, size: int, chunk: int = 4096) -> dict[str, Tensor]:
-    """The same three of a network, exact: values, gradient and Laplacian at the pixels of a (size, size) image."""
+    """Exact values, gradient and Laplacian of a network at the pixels of a (size, size) image."""
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for points in grid(size).split(chunk):
         x = points.clone().requires_grad_()
@@ -180,8 +184,8 @@ def derivatives(net: nn.Module, size: int, chunk: int = 4096) -> dict[str, Tenso
 
 
 def measures(fitted: dict[str, Tensor], reference: dict[str, Tensor]) -> dict[str, float]:
-    """PSNR of picture and length of gradient, relative errors of gradient and Laplacian."""
-    inner = slice(1, -1)  # differences at the border are one-sided
+    """PSNR of the picture and of the gradient's length, and relative errors of gradient and Laplacian."""
+    inner = slice(1, -1)  # without the border, where differences are one-sided
     slope, slope_of_fit, bend, bend_of_fit = (
         signal[kind][inner, inner] for kind in KINDS[1:] for signal in (reference, fitted)
     )
@@ -201,7 +205,7 @@ def _fit_of(net: nn.Module, image: Tensor) -> float:
 
 
 def train(net: nn.Module, image: Tensor, config: Config, seed: int) -> tuple[list[list[float]], float]:
-    """Fit an image in place: [step, PSNR] pairs, and the processor seconds of the steps alone."""
+    """Fit an image in place; returns [step, PSNR] pairs, and the processor seconds of the steps alone."""
     x, y = grid(len(image)), image.reshape(-1, 1)
     batch = min(config.batch or len(x), len(x))
     generator, order = make_generator(seed, stream=1), torch.empty(0, dtype=torch.long)
@@ -223,14 +227,14 @@ def train(net: nn.Module, image: Tensor, config: Config, seed: int) -> tuple[lis
 
 
 def _levels(values: Tensor, low: float, high: float, size: int) -> str:
-    """A picture as base64 of size^2 bytes: a list of numbers would be five times as long in a row."""
+    """A picture as base64 of size^2 bytes, a fifth of the length of a JSON list of numbers."""
     small = F.interpolate(values[None, None], (size, size), mode="area")[0, 0]
     bytes_ = ((small - low) / (high - low) * 255).nan_to_num().round().clamp(0, 255).to(torch.uint8)
     return base64.b64encode(bytes_.numpy().tobytes()).decode()
 
 
 def _pictures(signal: dict[str, Tensor], reference: dict[str, Tensor], size: int) -> dict[str, str]:
-    """Pictures on the scales of the reference, so that they can be compared."""
+    """Pictures on the scales of the reference, so that they compare."""
     slope = float(reference["gradient"].norm(dim=-1).quantile(0.99))
     bend = float(reference["Laplacian"].abs().quantile(0.98))
     return {
@@ -245,8 +249,8 @@ def total(config: Config) -> int:
     return (config.seeds + len(config.hidden) - 1) * len(NETWORKS)
 
 
-def run(config: Config, results: Results, source: Any = None) -> Iterator[Row]:
-    """One row for each network of each seed, and of the first seed for further depths; the first have pictures."""
+def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
+    """One row per network and seed, and per further depth for the first seed. The first rows store pictures."""
     image = _checks.look_up(config.image, IMAGES, "image")()
     image = F.interpolate(image[None, None], (config.size, config.size), mode="area")[0, 0]
     reference = differences(image)
@@ -277,7 +281,7 @@ def run(config: Config, results: Results, source: Any = None) -> Iterator[Row]:
 
 
 def plot(results: Results) -> Any:
-    """Pictures, gradients and Laplacians of the image and the networks, and PSNR against steps."""
+    """Pictures, gradients and Laplacians of the image and of the networks, and PSNR against steps."""
     from matplotlib.figure import Figure
 
     depths, size = results.config["hidden"], results.config["picture"]
@@ -318,7 +322,7 @@ def _decibels(row: Row) -> str:
 
 
 def claims(results: Results) -> list[Row]:
-    """The paper's statements beside what the rows say, means over seeds."""
+    """The paper's statements beside our figures, which are means over seeds."""
     table: list[Row] = []
     for hidden in results.config["hidden"]:
         for network, rows, base in against(results.rows, [name for name in NETWORKS if name != COSINE], hidden=hidden):
@@ -377,6 +381,6 @@ def _claims_of(hidden: int, network: str, rows: list[Row], base: list[Row]) -> l
 
 
 def _behind(rows: list[Row], base: list[Row], place: int) -> float:
-    """dB below SIREN at a place of the curves, mean over seeds."""
+    """The distance below SIREN in dB at one point of the curves, mean over seeds."""
     ours, theirs = (means([{"dB": r["curve"][place][1]} for r in group], "dB") for group in (rows, base))
     return theirs["dB"] - ours["dB"]

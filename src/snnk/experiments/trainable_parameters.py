@@ -1,10 +1,11 @@
 """Trained parameters of every method that the paper compares, counted exactly from configurations, without weights.
 
-Adapters, LoRA and BitFit: the tables of baselines ("final classifier parameters are not used for counting"). Poolers
-and bundled final layers: two classes, as in most of GLUE. The toy networks: this project's own experiments, whose
-layers are the paper's; its figures print no numbers for them, nor for ImageNet's 32 features. The table for ViT quotes
-other papers. Not counted are those whose sizes it does not say: Adapter 1.51 M, AdapterDrop .17, Transformer-probing
-3.2, LoRA-Fix .15, LePE Tuning .17, RPB Tuning .15, KAdaptation .11 and Visual Prompt Tuning .08.
+Adapters, LoRA and BitFit stand for the paper's tables of baselines, where "final classifier parameters are not used for
+counting". Poolers and bundled final layers have two classes, as most tasks of GLUE. The small networks are those of our
+other experiments, whose layers are the paper's; the paper prints no counts for them, nor for the 32 features on
+ImageNet. Its table for ViT quotes other papers. Methods whose sizes it does not give are not counted: Adapter 1.51 M,
+AdapterDrop .17, Transformer-probing 3.2, LoRA-Fix .15, LePE Tuning .17, RPB Tuning .15, KAdaptation .11 and Visual
+Prompt Tuning .08.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TIME = "20 s; --quick 10 s"
 WIDTH = 768  # of BERT-base and ViT-base
 CIFAR100 = "AdaptFormer-64, with a head for CIFAR-100"
 
-# in millions, where the paper has a number
+# the paper's numbers, in millions
 PAPER = {
     ("BERT", "full"): 110,
     ("BERT", "SNNK adapters"): 0.3,
@@ -45,7 +46,7 @@ PAPER = {
     ("ViT", "attention tuning"): 28.41,
     ("ViT", CIFAR100): 1.26,
 }
-WIDE = {("BERT", "full"): 1.0}  # 109.48 is no 110 by rounding
+WIDE = {("BERT", "full"): 1.0}  # a tolerance in millions: 109.48 does not round to 110
 QUOTED = "the paper quotes He et al. (2022)"
 WHY = {
     ("BERT", "pooler and classifier"): "768 x 768 alone is ten times the paper's",
@@ -58,7 +59,7 @@ WHY = {
 
 @dataclass(frozen=True)
 class Config:
-    """The paper's sizes, but for the pooler's features."""
+    """The paper's sizes, except for the number of features of the pooler."""
 
     models: tuple[str, ...] = ("BERT", "ViT")
     num_features: int = 16
@@ -74,7 +75,7 @@ QUICK = Config(models=("BERT",))
 
 
 def _adapted(name: str, make: Callable[[], Any]) -> Callable[[], int]:
-    """Trained numbers of a base model with a PEFT configuration."""
+    """A function that counts the trained parameters of a base model with a PEFT configuration."""
 
     def count() -> int:
         from peft import get_peft_model
@@ -138,7 +139,7 @@ def _methods(config: Config, name: str) -> dict[str, Callable[[], int]]:
 
 
 def _toys() -> dict[tuple[str, str], Callable[[], Any]]:
-    """Networks of the other experiments."""
+    """The networks of the other experiments, by task and name."""
     digits, cover = mnist.Config(), uci.Config()
     found: dict[tuple[str, str], Callable[[], Any]] = {}
     for label, m in (("MLP", None), ("SNNK, 32 features", 32)):
@@ -164,7 +165,7 @@ def total(config: Config) -> int:
 
 
 def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
-    """One row for each model and method."""
+    """One row per model and method."""
     try:
         wanted = {(name, method): f for name in config.models for method, f in _methods(config, name).items()}
     except ImportError as error:
@@ -179,7 +180,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
 
 
 def plot(results: Results) -> Any:
-    """Bars, one panel a model, the paper's numbers as crosses."""
+    """One panel of bars per model, with the paper's numbers as crosses."""
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(r["model"] for r in results))
@@ -207,7 +208,7 @@ def plot(results: Results) -> Any:
 
 
 def claims(results: Results) -> list[Row]:
-    """The paper's rounded numbers beside ours, then what it derives from them."""
+    """The paper's rounded numbers beside ours, then the ratios that it derives from them."""
     table = []
     for r in results:
         if r["paper_M"] is None:
@@ -222,13 +223,13 @@ def claims(results: Results) -> list[Row]:
 
 
 def _rounded(ours: float, paper: float, unit: str) -> tuple[bool, str]:
-    """Whether the paper's number is ours, rounded or cut off at its last digit."""
+    """Whether the paper's number is ours, rounded or truncated at its last digit, and the tolerance in words."""
     digit = 10.0 ** -len(f"{paper}".partition(".")[2])
     return -0.5 * digit <= ours - paper < digit, f"rounded or cut off at {digit:g} {unit}"
 
 
 def _derived(results: Results) -> list[Row]:
-    """Sizes and ratios that the text states."""
+    """Claims about sizes and ratios in the paper's text."""
     counts = {r["method"]: r["trained"] for r in results if r["model"] == "BERT"}
     adapter, dense, baseline, merged, bundled = (
         counts.get(method)

@@ -1,12 +1,12 @@
 """UCI data sets (section "Experiments on UCI datasets"): cross-entropy against parameters of a three-layer MLP.
 
-dim -> 512 -> d -> classes with ReLU and dropout, the middle width d varied; for SNNK the middle layer and its ReLU
-become phi(h) A^T. The paper names neither dropout rate, optimiser, split nor number of features: here they are 0.2 and
-Adam with 1e-3, as in its MNIST experiment, a held-out fifth, and 64. The projection of the SNNK layer, orthogonal here,
-is not trained but stored: both counts are here. Widths are chosen by validation loss; test rows choose nothing. After
-these few epochs the losses of all networks still fall.
+The MLP is dim -> 512 -> d -> classes with ReLU and dropout, for several widths d. For SNNK, the middle layer and its
+ReLU become phi(h) A^T. The paper does not give the dropout rate, the optimizer, the split or the number of features.
+Here they are 0.2 and Adam with a rate of 1e-3, as in its MNIST experiment, a held-out fifth of the rows, and 64. The
+orthogonal projection of the SNNK layer is stored but not trained, so that both counts are given. The width is chosen
+by validation loss; the test rows choose nothing. After these few epochs the losses of all networks still fall.
 
-Every data set of the three whose files are in --data-dir is run.
+All of the three data sets whose files are in --data-dir are run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIGURE = "figure: UCI data sets"
 NEEDS = "CoverType, HIGGS or HEPMASS"
 TIME = "10 minutes with CoverType; --quick 5 s"
 FIGURES = ("test_loss", "test_accuracy", "validation", "trained", "frozen", "stored")
-NEAR = 0.01  # of a loss, that "as good" may be above
+NEAR = 0.01  # relative difference of two losses that count as equal
 READERS: dict[str, Callable[[data.Source], data.Split]] = {
     "covertype": data.covertype,
     "higgs": data.higgs,
@@ -37,7 +37,7 @@ READERS: dict[str, Callable[[data.Source], data.Split]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """The paper's layers; rows and epochs are ours, so that it takes minutes on a CPU."""
+    """The paper's layers; the numbers of rows and epochs are ours and take minutes on a CPU."""
 
     first: int = 512
     widths: tuple[int, ...] = (8, 16, 32, 64, 128, 256)
@@ -47,7 +47,7 @@ class Config:
     batch_size: int = 512
     learning_rate: float = 1e-3
     dropout: float = 0.2
-    rows: int = 0  # of each data set; 0 for all
+    rows: int = 0  # of each data set; 0 means all
     seeds: int = 1
     seed: int = 0
 
@@ -56,7 +56,7 @@ QUICK = Config(first=32, widths=(8, 32), num_features=16, epochs=1, rows=2000)
 
 
 def total(config: Config) -> int:
-    """Number of rows that `run` yields for one data set."""
+    """Number of rows that `run` yields per data set."""
     return 2 * len(config.widths) * config.seeds
 
 
@@ -76,7 +76,7 @@ def splits_of(name: str, config: Config, source: data.Source) -> dict[str, data.
 
 
 def run(config: Config, results: Results, source: data.Source = data.NOWHERE) -> Iterator[Row]:
-    """One row for each data set, network, width and seed."""
+    """One row per data set, network, width and seed."""
     for name in [name for name in READERS if data.is_there(name, source)] or ["covertype"]:
         splits = splits_of(name, config, source)
         inputs, classes = splits["train"].x.shape[1], int(splits["train"].y.max()) + 1
@@ -100,7 +100,7 @@ def run(config: Config, results: Results, source: data.Source = data.NOWHERE) ->
 
 
 def _curve(results: Results, name: str, kind: str) -> dict[int, dict[str, float]]:
-    """By width: means over seeds of losses, accuracy and counts; `validation` is that of the epoch that was kept."""
+    """Means over seeds by width; `validation` is the validation loss of the epoch that was kept."""
     rows = [
         {**r, "validation": r["validation_losses"][r["best_epoch"] - 1], "stored": r["trained"] + r["frozen"]}
         for r in results
@@ -112,7 +112,7 @@ def _curve(results: Results, name: str, kind: str) -> dict[int, dict[str, float]
 
 
 def plot(results: Results) -> Any:
-    """Test loss against trained parameters, and with the frozen ones."""
+    """Test loss against the number of trained parameters, and against trained and frozen ones together."""
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(r["dataset"] for r in results))
@@ -135,14 +135,14 @@ def plot(results: Results) -> Any:
 
 
 def left(results: Results) -> list[str]:
-    """Data sets without all rows."""
+    """The data sets that lack rows."""
     config, names = results.config, [r["dataset"] for r in results]
     wanted = 2 * len(config["widths"]) * config["seeds"]
     return [f"{name}: {names.count(name)} of {wanted} rows" for name in READERS if names.count(name) < wanted]
 
 
 def claims(results: Results) -> list[Row]:
-    """SNNK against the MLP of each width, and, at the width that validation chooses, against the least MLP as good."""
+    """SNNK against the MLP of each width, and the best SNNK by validation against the smallest MLP that is as good."""
     table = []
     for name in dict.fromkeys(r["dataset"] for r in results):
         mlps, snnks = (_curve(results, name, kind) for kind in ("MLP", "SNNK"))

@@ -1,10 +1,11 @@
 """Uptraining (section 4.3, appendix "Uptraining Transformers"): the top k feed-forward blocks as SNNK layers.
 
-f(x) = W2 gelu(W1 x + b1) + b2 becomes W2 A phi(x) + b2 with 8 random features; the whole model is trained, then W2 A is
-one matrix. Score against what the bundled model stores and computes, for the paper's batch of 64 texts of 128 tokens.
-k = 0 is full fine-tuning at the same rate, decay and schedule. AdamW, linear schedule, warmup of 6 %, decay and
-clipping (of k > 0, small tasks) are the paper's; the rate, which it does not name, the number of steps, and the choice
-of the best epoch by score and not by loss are ours.
+f(x) = W2 gelu(W1 x + b1) + b2 becomes W2 A phi(x) + b2 with 8 random features. The whole model is trained, and W2 A
+then becomes one matrix. The score is set against the size and the multiply-adds of the bundled model, for the paper's
+batch of 64 texts of 128 tokens. k = 0 is full fine-tuning with the same rate, weight decay and schedule. AdamW, the
+linear schedule, the warmup of 6 %, the decay, and the clipping of gradients (for k > 0 on small tasks) are the paper's.
+The rate, which it does not give, the number of steps, and the choice of the best epoch by score instead of loss are
+ours.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ NEEDS = "GLUE; BERT-base or another"
 TIME = "an hour on a GPU, several on a CPU; --quick 10 s"
 FULL = {"rte": 66.2, "mrpc": 90.5, "qnli": 91.3, "qqp": 88.3, "sst2": 92.6, "mnli": 84.1, "stsb": 88.8, "cola": 59.5}
 SMALLER = "top 6 of 12 replaced: model size and inference reduced by 40-50 %"
-SLIGHT = 2.0  # points that "minimal impact" may cost
+SLIGHT = 2.0  # points that "minimal impact" allows
 
 
 @dataclass(frozen=True)
 class Config:
-    """The paper's setting; k above the number of blocks are all of them."""
+    """The paper's setting; a k above the number of blocks means all blocks."""
 
     tasks: tuple[str, ...] = ("cola", "stsb")
     replaced: tuple[int, ...] = (0, 2, 4, 6)
@@ -57,15 +58,15 @@ def total(config: Config) -> int:
 def uptrained(
     files: Mapping[str, Any], k: int, config: Any, metric: str, inputs: dict[str, Any], **options: Any
 ) -> Row:
-    """Scores with the top k blocks replaced, or of full fine-tuning for k = 0; and the sizes of what is saved.
+    """Scores with the top k blocks replaced (k = 0: full fine-tuning), and the size of the saved model.
 
     Args:
-        files: model and data, of FinetuneConfig.
+        files: model and data for FinetuneConfig.
         k: number of blocks.
         config: has `num_features`, `learning_rate`, `batch_size` and `max_steps`.
-        metric: of the score.
-        inputs: of the model, for which multiply-adds are counted.
-        **options: the rest of FinetuneConfig.
+        metric: name of the score.
+        inputs: a batch of the model, for which multiply-adds are counted.
+        **options: further fields of FinetuneConfig.
     """
     from snnk.hf.cost import multiply_adds, stored
 
@@ -84,7 +85,7 @@ def uptrained(
 
 
 def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
-    """One row for each task, seed and k."""
+    """One row per task, seed and k."""
     with tiny.glue(config, QUICK, source) as files:
         import torch
 
@@ -106,20 +107,19 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
 
 
 def blocks_of(model: str) -> int:
-    """Feed-forward blocks of a model of a folder or of the hub, from its configuration alone."""
+    """The number of feed-forward blocks of a model in a folder or on the hub, from its configuration alone."""
     import torch
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoModel
 
     from snnk.hf import find_ffns
+    from snnk.hf.models import read_config
 
-    auto: Any = AutoModel
-    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     with torch.device("meta"):
-        return len(find_ffns(auto.from_config(config, trust_remote_code=False)))
+        return len(find_ffns(AutoModel.from_config(read_config(model), trust_remote_code=False)))
 
 
 def _curve(results: Results, task: str) -> list[Row]:
-    """By k: the mean score over seeds, null if one diverged, with the sizes, and all rows."""
+    """One row per k: sizes, the mean score over seeds (None if a run diverged), and the rows themselves."""
     rows = [r for r in results if r["task"] == task]
     found = []
     for k in sorted({r["replaced"] for r in rows}):
@@ -130,7 +130,7 @@ def _curve(results: Results, task: str) -> list[Row]:
 
 
 def plot(results: Results) -> Any:
-    """Score against megabytes and multiply-adds."""
+    """Score against stored megabytes and against multiply-adds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -147,7 +147,7 @@ def plot(results: Results) -> Any:
             for r in curve:
                 place = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center"}
                 axes.annotate(f"k = {r['replaced']}", (r[key], r["score"]), fontsize=8, **place)
-        axes.margins(y=0.12)  # for what is written above the highest point
+        axes.margins(y=0.12)  # room for the text above the highest point
         axes.set_xlabel(label)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
@@ -156,14 +156,14 @@ def plot(results: Results) -> Any:
 
 
 def left(results: Results) -> list[str]:
-    """What the paper has and the rows have not."""
+    """What is missing from the rows: of their own configuration, then of the paper's."""
     found = others(results, "bert-base")
     tasks = [task for task in FULL if not any(r["task"] == task for r in results)]
     return [*gaps(results), *found, *([", ".join(tasks)] if tasks else [])]
 
 
 def gaps(results: Results) -> list[str]:
-    """Rows of the configuration that are not there."""
+    """The missing rows of the configuration."""
     config, blocks = results.config, {r["task"]: r["blocks"] for r in results}
     return [
         f"{task}: k = {k}, seed {seed}"
@@ -175,7 +175,7 @@ def gaps(results: Results) -> list[str]:
 
 
 def claims(results: Results) -> list[Row]:
-    """What the paper says of half of the blocks, beside the largest k that is not more than half."""
+    """The paper's statements about half of the blocks, beside our rows with the largest k up to half."""
     table: list[Row] = []
     for task in dict.fromkeys(r["task"] for r in results):
         curve = _curve(results, task)

@@ -1,9 +1,10 @@
 """Uptraining on images (section 4.3, appendix "Uptraining Transformers"): the top k blocks of a ViT as SNNK layers.
 
-As uptraining on GLUE: 8 random features for the first layer of a feed-forward block and its GELU, the whole model
-trained, then bundled. AdamW, linear schedule, warmup of 6 % and a weight decay of 1e-3 are the paper's; the rate, which
-it does not name, the number of steps and of images are ours. Multiply-adds are of a batch of 64 images as the model's
-processor makes them. Images are those of `vision`: CIFAR-10, CIFAR-100 or folders.
+As in uptraining on GLUE, 8 random features replace the first layer of a feed-forward block and its GELU, the whole
+model is trained, and the block is bundled. AdamW, the linear schedule, the warmup of 6 % and the weight decay of 1e-3
+are the paper's. The rate, which it does not give, the number of steps and the number of images are ours. Multiply-adds
+are counted for a batch of 64 images after the model's processor. The images are those of `vision`: CIFAR-10, CIFAR-100
+or folders.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from snnk.experiments.lab import tiny
 from snnk.experiments.lab.data import NOWHERE, Source, image_task
@@ -24,12 +27,12 @@ __all__ = ["FIGURE", "NEEDS", "QUICK", "TIME", "Config", "claims", "left", "plot
 FIGURE = "figure: uptraining of ViT on images"
 NEEDS = "CIFAR-10, CIFAR-100 or a folder of images; ViT-base, DINOv2 or another"
 TIME = "minutes on a GPU, an hour on a CPU; --quick 10 s"
-FULL = {"cifar10": 98.95, "cifar100": 91.67}  # ViT-base, all trained
+FULL = {"cifar10": 98.95, "cifar100": 91.67}  # the paper's full fine-tuning of ViT-base
 
 
 @dataclass(frozen=True)
 class Config:
-    """The paper's setting; k above the number of blocks are all of them."""
+    """The paper's setting; a k above the number of blocks means all blocks."""
 
     replaced: tuple[int, ...] = (0, 2, 4, 6)
     num_features: int = 8
@@ -53,7 +56,7 @@ def total(config: Config) -> int:
 
 
 def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
-    """One row for each seed and k."""
+    """One row per seed and k."""
     task = image_task(source)
     with tiny.images(config, QUICK, source) as files:
         blocks = blocks_of(files["model"])
@@ -68,19 +71,17 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
                 yield row
 
 
-def _inputs(files: Mapping[str, Any], images: int) -> dict[str, Any]:
-    """As many pictures of the first one's size as the processor makes it."""
-    from transformers import AutoImageProcessor
+def _inputs(files: Mapping[str, Any], images: int) -> dict[str, Tensor]:
+    """A batch of copies of the first image, as the model's processor resizes it."""
+    from snnk.hf.data import find_images, read_images
+    from snnk.hf.models import load_processor
 
-    from snnk.hf.data import find_images, open_image
-
-    first = open_image(find_images(Path(files["test"]))[0])
-    processor = AutoImageProcessor.from_pretrained(files["model"], trust_remote_code=False)
-    pixels = processor(images=first, return_tensors="pt")["pixel_values"]
+    processor = load_processor(files["model"], images=True)
+    pixels = read_images(find_images(Path(files["test"]))[:1], processor)["pixel_values"]
     return {"pixel_values": pixels.expand(images, *pixels.shape[1:])}
 
 
 def left(results: Results) -> list[str]:
-    """What the paper has and the rows have not."""
+    """What is missing from the rows: of their own configuration, then of the paper's."""
     tasks = [task for task in FULL if not any(r["task"] == task for r in results)]
     return [*gaps(results), *([", ".join(tasks)] if tasks else []), *others(results, "vit-base")]

@@ -1,14 +1,15 @@
 """CIFAR (section 4.2.2, the appendix's table of vision models): adapters, pooler and bundled head on a frozen ViT.
 
-The paper's hyperparameters: 1e-3, batches of 64, ReLU adapters with 16 features (ImageNet: 32), gradients cut to norm
-1, inputs of the pooler over d^(1/4). Ours: some of the images, few steps, classifiers that start from their closed
-form. The paper's baseline for poolers is ViT's own with the classifier; here it is a linear probe of the token. DINOv2
-has no pooler in its files, so that ours starts at random.
+The paper's hyperparameters are a rate of 1e-3, batches of 64, ReLU adapters with 16 features (32 for ImageNet),
+gradients clipped to norm 1, and inputs of the pooler divided by d^(1/4). Ours are a part of the images, few steps, and
+classifiers that start from their closed form. The paper's baseline for poolers is ViT's own pooler with the classifier;
+here it is a linear probe of the token. The files of DINOv2 have no pooler, so that ours starts at random.
 
-The model's processor resizes the images; "dinov2-small-98px" is DINOv2-small with one that makes them 98 pixels wide,
-7 x 7 patches, a fifth of the time that 224 take. CIFAR-100 takes the place of CIFAR-10 if --data-dir is its folder or
-uoft-cs/cifar100. It may also be a folder with train and test (or val), each with one folder a class, as ImageNet has:
-its name is the task's, and only cifar10 and cifar100 are set beside the paper, whose text has no figure for ImageNet.
+The model's processor resizes the images. "dinov2-small-98px" is DINOv2-small with a processor that makes them 98 pixels
+wide, 7 x 7 patches, which takes a fifth of the time of 224. If --data-dir is the folder of CIFAR-100, or
+uoft-cs/cifar100, it replaces CIFAR-10. --data-dir may also be a folder with train and test (or val), each with one
+subfolder per class, as ImageNet has. Its name is then the name of the task. Only cifar10 and cifar100 are compared with
+the paper, which prints no figure for ImageNet.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ FIGURE = "table: vision models; figure: ViT poolers"
 NEEDS = "CIFAR-10, CIFAR-100 or a folder of images; ViT-base, DINOv2 or another"
 TIME = "minutes on a GPU, hours on a CPU; --quick 10 s"
 TASKS = ("cifar10", "cifar100")
-PAPER = {  # ViT-base, all images, in percent
+PAPER = {  # percent, with ViT-base and all images
     "snnk-relu": dict(zip(TASKS, (98.2, 91.1), strict=True)),
     "bundled": dict(zip(TASKS, (95.8, 82.73), strict=True)),
     "houlsby": dict(zip(TASKS, (99.1, 91.2), strict=True)),
     "lora": dict(zip(TASKS, (98.7, 90.6), strict=True)),
 }
 PAIRS = tuple(("snnk-relu", name, name) for name in ("houlsby", "lora", "bundled"))
-NEAR = 1.0  # points: "matches", "closely matching"
-HEADS = {  # what the paper says of them beside the baseline, and by how many points ours may be below
+NEAR = 1.0  # points that "matches" and "closely matching" allow
+HEADS = {  # the paper's statement about the baseline, and the number of points by which ours may be below it
     "cifar10": {
         "snnk-pooler": ("matches the baseline", NEAR),
         "bundled": ("95.8, closely matching the baseline", NEAR),
@@ -48,13 +49,13 @@ HEADS = {  # what the paper says of them beside the baseline, and by how many po
 
 @dataclass(frozen=True)
 class Config:
-    """The paper's sizes, where it names them."""
+    """The paper's sizes, where it gives them."""
 
     methods: tuple[str, ...] = ("linear-probe", "snnk-pooler", "bundled", "snnk-relu", "houlsby", "lora")
     pooler_features: int = 512  # ours; the paper gives no number
     bundled_features: int = 1024
     adapter_features: int = 16
-    imagenet_features: int = 32  # of adapters, where the task is called so
+    imagenet_features: int = 32  # of adapters, if the name of the task starts with imagenet
     bottleneck: int = 48
     rank: int = 8
     train_rows: int = 2000
@@ -65,6 +66,7 @@ class Config:
     seed: int = 0
 
     def features(self, method: str, task: str) -> int | None:
+        """The size of a method: features, width or rank; None for methods without one."""
         sizes = {"snnk-pooler": self.pooler_features, "bundled": self.bundled_features, "lora": self.rank}
         adapters = self.imagenet_features if _is_imagenet(task) else self.adapter_features
         sizes |= dict.fromkeys(("snnk-relu", "snnk-cos"), adapters)
@@ -90,7 +92,7 @@ def total(config: Config) -> int:
 
 
 def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
-    """One row for each method and seed."""
+    """One row per method and seed."""
     task = image_task(source)
     with tiny.images(config, QUICK, source) as files:
         for seed in range(config.seed, config.seed + config.seeds):
@@ -107,7 +109,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
 
 
 def plot(results: Results) -> Any:
-    """Accuracy of each method, and the paper's."""
+    """Our accuracy per method, and the paper's."""
     from matplotlib.figure import Figure
 
     tasks = list(dict.fromkeys(r["task"] for r in results))
@@ -119,7 +121,7 @@ def plot(results: Results) -> Any:
 
 
 def left(results: Results) -> list[str]:
-    """What the rows do not have: of their configuration, then of the paper's."""
+    """What is missing from the rows: of their own configuration, then of the paper's."""
     seen = {(r["task"], r["method"], r["seed"]) for r in results}
     first, count = results.config["seed"], results.config["seeds"]
     found = [
@@ -137,7 +139,7 @@ def left(results: Results) -> list[str]:
 
 
 def claims(results: Results) -> list[Row]:
-    """The order of methods, and what the paper says of heads beside the baseline."""
+    """The order of pairs of methods, and the paper's statements about heads and their baseline."""
     count = results.config["test_rows"]
     table = orders(results, PAIRS, PAPER, dict.fromkeys(TASKS, count))
     for task, heads in HEADS.items():

@@ -1,8 +1,8 @@
-"""The data sets of the paper, from a local folder or through Hugging Face datasets.
+"""The data sets of the paper, from a local folder or from the Hugging Face hub.
 
-Row counts are checked; what is missing or damaged is named, with where to get it. Files are looked for in one of the
-data set's name in the folder, so that one --data-dir may hold all, and in the folder itself; each may be gzipped. From
-the hub with `--data-dir hub`, or with the data set's name there.
+The files of a data set may lie in the folder that --data-dir names, or in a subfolder with the data set's name, so that
+one folder can hold all data sets. Each file may be gzipped. `--data-dir hub`, or the name of a data set on the hub,
+downloads it instead. Row counts are checked, and an error names a missing or damaged file and where to get it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from torch import Tensor
 
 HUB = "hub"
 SPLITS = ("train", "test")
-SIDE = 32  # of CIFAR's images
+SIDE = 32  # height and width of CIFAR images
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where data and weights are.
+    """Where an experiment finds its data and its pretrained model.
 
     Args:
-        data_dir: a folder, or "hub"; None for experiments that need no data, and for small data made by --quick.
+        data_dir: a folder, or "hub"; None for experiments without data, and for the data that --quick generates.
         model: folder or hub name of a pretrained model.
     """
 
@@ -40,7 +40,7 @@ class Source:
 
     @property
     def names(self) -> dict[str, str]:
-        """What rows say about it: the model's name, of a folder without its path, and whether data were made."""
+        """The description that is stored with the rows: the model's name without its path, and the kind of data."""
         model = self.model or ""
         if model and Path(model).is_dir():
             model = Path(model).resolve().name
@@ -48,7 +48,7 @@ class Source:
 
 
 NOWHERE = Source()
-NO_DATA = {"model": "", "data": "none"}  # what rows say where nothing is needed
+NO_DATA = {"model": "", "data": "none"}  # stored with the rows of experiments that need no data
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,15 @@ class Split:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Files of a data set, rows of its splits, where to get it, and its name on the hub.
+    """The files of a data set, its numbers of rows, and where to get it.
 
     Args:
-        title: as an experiment's NEEDS has it.
-        files: role -> names that a file may have.
-        rows: by split; `hub_rows` where the hub has others.
-        where: to get it.
-        hub: its name there.
-        columns: of image and class, on the hub and in Parquet.
+        title: the name that an experiment's NEEDS uses.
+        files: role -> the names that a file may have.
+        rows: number of rows per split; `hub_rows` if the version on the hub has others.
+        where: address and files, for error messages.
+        hub: name on the Hugging Face hub.
+        columns: names of the columns of images and classes, on the hub and in Parquet files.
     """
 
     title: str
@@ -136,7 +136,7 @@ DATASETS = {
         {split: (f"{split}.bin", f"{split}.parquet", f"{split}-00000-of-00001.parquet") for split in SPLITS},
         {"train": 50_000, "test": 10_000},
         "huggingface.co/datasets/uoft-cs/cifar100 (its two Parquet files, or --data-dir uoft-cs/cifar100), or "
-        "www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz, train.bin and test.bin",  # the other archive has pickles
+        "www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz, train.bin and test.bin",  # the Python archive has pickles
         "uoft-cs/cifar100",
         columns=("img", "fine_label"),
     ),
@@ -154,7 +154,7 @@ def needs_data(needs: str) -> bool:
 
 
 def _files(name: str, root: Path) -> dict[str, Path]:
-    """Those files of a data set that are there, by role."""
+    """The files of a data set that exist, by role."""
     found: dict[str, Path] = {}
     for role, names in DATASETS[name].files.items():
         places = [folder / f"{n}{end}" for folder in (root / name, root) for n in names for end in ("", ".gz")]
@@ -165,12 +165,12 @@ def _files(name: str, root: Path) -> dict[str, Path]:
 
 
 def is_there(name: str, source: Source) -> bool:
-    """Whether --data-dir has files of a data set; `find` says which are missing."""
+    """Whether --data-dir has files of a data set; the error of `find` lists those that are missing."""
     return source.data_dir is not None and bool(_files(name, Path(source.data_dir)))
 
 
 def find(name: str, source: Source) -> dict[str, Path]:
-    """The files of a data set by role; an error says which are missing, where they should be, and where to get them."""
+    """The files of a data set by role. The error for missing files lists them, the folders, and where to get them."""
     known = DATASETS[name]
     if source.data_dir is None:
         raise FileNotFoundError(f"{name} is needed: get it from {known.where}, and name its folder with --data-dir")
@@ -198,17 +198,17 @@ def _open(path: Path) -> Any:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[None]:
-    """Whatever a file that was cut short or changed makes its reader raise, as one error that says so."""
+    """Turn any error that a truncated or changed file causes into one ValueError that names the file."""
     try:
         yield
     except (EOFError, KeyError, OSError, ValueError, zlib.error, BadZipFile) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the system, such as no permission
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the system, such as no permission
             raise
         raise ValueError(f"{path} is damaged ({error}); get it anew") from error
 
 
 def _counted(name: str, split: str, x: Any, y: Any, *, hub: bool = False) -> None:
-    """As many inputs and as many classes as there should be."""
+    """Raise a ValueError unless a split has the expected numbers of inputs and classes."""
     known = DATASETS[name]
     wanted = ((known.hub_rows if hub else None) or known.rows)[split]
     for what, rows in (("classes", len(y)), ("inputs", len(x))):
@@ -226,7 +226,7 @@ def read_idx(path: Path) -> np.ndarray[Any, Any]:
     shape = tuple(np.frombuffer(raw[4 : 4 + 4 * dims], ">u4").tolist())
     body = np.frombuffer(raw[4 + 4 * dims :], np.uint8) if dims else np.zeros(0, np.uint8)
     if not dims or body.size != np.prod(shape):
-        raise ValueError(f"{path} is no complete idx file of bytes; get it anew")
+        raise ValueError(f"{path} is not a complete idx file of bytes; get it anew")
     return body.reshape(shape)
 
 
@@ -245,7 +245,7 @@ def mnist(source: Source) -> dict[str, Split]:
 
 
 def cifar10(source: Source) -> dict[str, Split]:
-    """CIFAR-10: images (n, 32, 32, 3) as bytes; from files, one fifth of the training set."""
+    """CIFAR-10: images (n, 32, 32, 3) as bytes. The local files hold one fifth of the training set."""
     if _on_hub("cifar10", source):
         return _hub_images("cifar10")
     from PIL import Image
@@ -260,14 +260,14 @@ def cifar10(source: Source) -> dict[str, Split]:
         whole = mosaic[: down * SIDE, : across * SIDE].reshape(down, SIDE, across, SIDE, 3)
         tiles = whole.swapaxes(1, 2).reshape(-1, SIDE, SIDE, 3)
         with _whole(files["labels"]), _open(files["labels"]) as file, np.load(file, allow_pickle=False) as labels:
-            y = labels[split][: len(tiles)]  # those of all five batches may be there
+            y = labels[split][: len(tiles)]  # the file may hold the labels of all five batches
         _counted("cifar10", split, tiles, y)
         splits[split] = _split(tiles, y)
     return splits
 
 
 def cifar100(source: Source) -> dict[str, Split]:
-    """CIFAR-100 with its 100 fine classes: images (n, 32, 32, 3) as bytes; its binary files, or the hub's Parquet."""
+    """CIFAR-100 with its 100 fine classes: images (n, 32, 32, 3) as bytes, from binary or Parquet files."""
     if _on_hub("cifar100", source):
         return _hub_images("cifar100")
     files = find("cifar100", source)
@@ -282,14 +282,14 @@ def cifar100(source: Source) -> dict[str, Split]:
 
 
 def _records(path: Path) -> tuple[Any, Any]:
-    """A byte each for coarse and fine class, then the image, channel by channel."""
+    """Read CIFAR-100's binary records: coarse class, fine class, then the image channel by channel."""
     with _open(path) as file:
         rows = np.frombuffer(file.read(), np.uint8).reshape(-1, 2 + 3 * SIDE * SIDE)
     return rows[:, 2:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1), rows[:, 1]
 
 
 def _parquet_images(path: Path, name: str) -> tuple[Any, Any]:
-    """Images as `datasets` stores them, as encoded bytes."""
+    """Read images and classes from a Parquet file, in which `datasets` stores encoded bytes."""
     import pyarrow.parquet
     from PIL import Image
 
@@ -303,14 +303,14 @@ IMAGES: dict[str, Callable[[Source], dict[str, Split]]] = {"cifar10": cifar10, "
 
 
 def image_folders(source: Source) -> tuple[Path, Path] | None:
-    """Folders train and test, or val, of --data-dir, each with one folder a class, as ImageNet's; None without."""
+    """The folders train and test (or val) of --data-dir, with one subfolder per class; None if there are none."""
     root = Path(source.data_dir or "")
     held = [root / name for name in ("test", "val") if (root / name).is_dir()]
     return (root / "train", held[0]) if source.data_dir and (root / "train").is_dir() and held else None
 
 
 def image_task(source: Source) -> str:
-    """The name of a folder of images; else cifar100 if --data-dir is that, by its name or its files; else cifar10."""
+    """The name of the image task: that of a folder of images, else cifar100 if --data-dir holds it, else cifar10."""
     if source.data_dir is None:
         return "cifar10"
     root = Path(source.data_dir)
@@ -330,14 +330,14 @@ def covertype(source: Source) -> Split:
 
 
 def higgs(source: Source) -> Split:
-    """HIGGS: 28 columns, two classes; the last 500,000 rows are its test set."""
+    """HIGGS: 28 columns, two classes. The last 500,000 rows are its test set."""
     x, y = _table(find("higgs", source)["all"], "label", 0)
     _counted("higgs", "all", x, y)
     return Split(x, y)
 
 
 def hepmass(source: Source) -> Split:
-    """HEPMASS: 28 columns, two classes; the rows of its training file, then those of its test file."""
+    """HEPMASS: 28 columns, two classes. The rows of the test file follow those of the training file."""
     files = find("hepmass", source)
     parts = {split: _table(files[split], "label", 0) for split in SPLITS}
     for split, (x, y) in parts.items():
@@ -346,14 +346,14 @@ def hepmass(source: Source) -> Split:
 
 
 def _table(path: Path, target: str, place: int) -> tuple[Tensor, Tensor]:
-    """Columns (n, d) float32 and the target: a column of that name, or, in a CSV file without names, the one there."""
+    """Columns (n, d) in float32, and the target: the column of that name, or at that place in a file without names."""
     import pyarrow.csv
     import pyarrow.parquet
 
     with _whole(path):
         if path.suffix == ".parquet":
             table = pyarrow.parquet.read_table(path)
-        else:  # UCI's files have no header, but for HEPMASS's, whose first is "# label"
+        else:  # of UCI's files only HEPMASS has a header, which begins with "# label"
             with _open(path) as file:
                 named = any(letter.isalpha() and letter not in "eE" for letter in file.readline().decode())
             options = pyarrow.csv.ReadOptions(autogenerate_column_names=not named)
@@ -382,12 +382,12 @@ def _split(x: Any, y: Any) -> Split:
 
 
 def is_quick(config: Any, quick: Any) -> bool:
-    """Whether a configuration is the small one, whatever --seeds says: it may then do with data that are made."""
+    """Whether a configuration is QUICK up to the number of seeds: only then are missing data generated."""
     return bool(replace(config, seeds=quick.seeds) == quick)
 
 
 def made(rows: int, columns: int, classes: int, seed: int) -> Split:
-    """Classes of a curved function of three Gaussian columns, for --quick."""
+    """Gaussian columns, and classes that are a curved function of the first three, for --quick."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, columns, generator=generator)
     scores = torch.sin(x[:, :3] @ torch.randn(3, classes, generator=generator))
@@ -395,7 +395,7 @@ def made(rows: int, columns: int, classes: int, seed: int) -> Split:
 
 
 def stratified(y: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Rows to keep and rows to hold out, the same share of every class."""
+    """Indices of rows to keep and of rows to hold out, with the same share of every class."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(y), generator=generator)
     held = torch.zeros(len(y), dtype=torch.bool)

@@ -27,7 +27,7 @@ from snnk.maps import ACTIVATIONS, URF, FeatureMap, ProjectedURF
 
 @dataclass(frozen=True)
 class Config:
-    """Random pairs of given norms: `inputs` x's against `outputs` w's, `draws` feature maps each."""
+    """Random inputs and weights of given norms: all pairs of `inputs` x and `outputs` w, under `draws` feature maps."""
 
     activation: str = "sin"
     dim: int = 64
@@ -69,7 +69,7 @@ def estimate(config: Config, out: str | Path, *, track: Track = all_rows) -> tup
 
 
 def sphere(n: int, dim: int, norm: float, generator: torch.Generator) -> Tensor:
-    """n random directions of R^dim with the given norm."""
+    """n random vectors of R^dim with the given norm."""
     x = torch.randn(n, dim, generator=generator)
     return x / x.norm(dim=1, keepdim=True) * norm
 
@@ -80,9 +80,9 @@ def squared_error(fm: FeatureMap, x: Tensor, w: Tensor, b: Tensor) -> float:
 
 
 def run(config: Config, results: Results) -> Iterator[Row]:
-    """One row for each number of features: root mean squared errors over pairs and draws.
+    """One row per number of features: root mean squared errors over pairs and draws.
 
-    Our maps are calibrated on other inputs and weights of the same norms, never on the measured ones.
+    Our maps are calibrated on other inputs and weights of the same norms, never on those that are measured.
     """
     generator = torch.Generator().manual_seed(config.seed)
     x, other_x = (sphere(config.inputs, config.dim, config.x_norm, generator) for _ in range(2))
@@ -127,7 +127,7 @@ COLUMNS = {
 
 
 def plot(results: Results) -> Any:
-    """Error against features, measured and predicted; the paper's estimator may lie off the chart."""
+    """Measured and predicted error against the number of features; the paper's estimator may lie off the chart."""
     from matplotlib.figure import Figure
 
     c = results.config

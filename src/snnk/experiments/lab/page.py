@@ -1,4 +1,4 @@
-"""A page of results: every claim of the paper beside our figure, from the rows in a folder and nothing else."""
+"""The page of results: every claim of the paper beside our figure, from the rows in a folder and nothing else."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def write_page(folder: Path) -> Path:
     lines = [
         "# The paper's claims and our figures",
         "",
-        "Written by `snnk reproduce --page` from the JSON rows beside it; each row file has seed, versions, commit and",
-        "configuration. A claim that does not hold is as good as one that does: both figures are here.",
+        "`snnk reproduce --page` writes this page from the JSON files beside it, which have seed, versions, commit",
+        "and configuration with every row. The table has both figures for each claim, whether it holds or not.",
         "",
         "| experiment | the paper | ours | tolerance | holds |",
         "|---|---|---|---|---|",
@@ -48,7 +48,7 @@ def write_page(folder: Path) -> Path:
 
 
 def _claims(name: str, results: Stored) -> list[str]:
-    """Rows of the table; none of a small configuration, which shows that the experiment runs and nothing else."""
+    """Rows of the table; none for the small configuration, which only shows that the experiment runs."""
     lines = []
     for claim in [] if _is_small(name, results) else load(name).claims(results):
         cells = [markdown(claim[key]) for key in ("paper", "ours", "tolerance")]
@@ -58,9 +58,9 @@ def _claims(name: str, results: Stored) -> list[str]:
 
 
 def _section(name: str, results: Stored, folder: Path) -> list[str]:
-    """What an experiment is, and where its rows come from."""
+    """The section of one experiment: its description, command, configuration and picture."""
     module = load(name)
-    small = " This is the small configuration, which shows that it runs and no more." * _is_small(name, results)
+    small = " This is the small configuration, which only shows that the experiment runs." * _is_small(name, results)
     lines = [
         "",
         f"## {name}",
@@ -84,7 +84,7 @@ def _is_small(name: str, results: Stored) -> bool:
 
 
 def _options(name: str, results: Stored) -> str:
-    """Of the command that makes these rows."""
+    """The options of the command that computes these rows."""
     module, source, small = load(name), results.source, _is_small(name, results)
     options = " --quick" if small else ""
     options += " --data-dir DIR" if source.get("data") == "real" else ""
@@ -94,7 +94,7 @@ def _options(name: str, results: Stored) -> str:
 
 
 def _left(name: str, results: Stored) -> list[str]:
-    """What an experiment says is missing, else how many rows are."""
+    """What the rows do not cover: the lines of the experiment's `left`, or the number of missing rows."""
     module = load(name)
     try:
         if hasattr(module, "left"):

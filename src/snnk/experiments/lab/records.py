@@ -1,4 +1,4 @@
-"""Result rows: JSON with seed, versions, configuration and its hash beside each figure, written as they come."""
+"""Result rows in JSON files, written one by one, with seed, versions, configuration and its hash beside each figure."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ UNREADABLE: tuple[type[Exception], ...] = (LookupError, TypeError, AttributeErro
 
 
 def environment() -> dict[str, str]:
-    """Versions, processor and, in a checkout, the commit."""
+    """Versions, processor, and the commit if this is a checkout."""
     return {**_environment.environment(), "commit": _commit()}
 
 
 def _commit() -> str:
-    """Of the checkout that this file belongs to; "" where it is installed, maybe inside another repository."""
+    """The commit of the checkout that this file belongs to; "" for an installed package, even inside a repository."""
     here = Path(__file__)
     try:
         for command in (["ls-files", "--error-unmatch", here.name], ["describe", "--always", "--dirty"]):
@@ -39,17 +39,17 @@ def _commit() -> str:
 
 
 class Results:
-    """Rows of one configuration in one JSON file; a second run finds those that are done.
+    """The rows of one configuration in one JSON file, from which a second run continues.
 
-    Rows of the same configuration are taken over also from another commit or machine, which each row names, and
-    whatever the number of seeds. A file with rows of another configuration is renamed, not overwritten, when the first
-    row comes; a run of that configuration finds it again under its new name.
+    Rows of the same configuration are reused, whatever their number of seeds, commit and machine; each row names its
+    commit and machine. If the file has rows of another configuration, it is renamed when the first new row is written.
+    A later run of that configuration finds it under its new name.
 
     Args:
-        path: the file. It is replaced as a whole under a temporary name, so it is never half-written.
+        path: the file. It is replaced as a whole, so it is never half-written.
         config: a dataclass instance.
-        resume: take over rows at all; a benchmark measures anew, and replaces the file.
-        source: names of data and model, kept beside the configuration.
+        resume: whether to reuse rows; benchmarks measure again and replace the file.
+        source: names of data and model, stored beside the configuration.
     """
 
     def __init__(
@@ -58,18 +58,18 @@ class Results:
         self.path = path
         self.config, self.source = json.loads(json.dumps(asdict(config))), dict(source or {})
         self.environment = environment()
-        self.environments: dict[str, dict[str, str]] = {}  # of the rows, which name theirs
+        self.environments: dict[str, dict[str, str]] = {}  # by the key that each row stores
         self.rows: list[Row] = []
-        self.aside: Path | None = None  # where the file that is there will go
-        self.back: Path | None = None  # where rows of this configuration were put aside
-        stored = Stored(path) if path.exists() else None  # a file that is no such one is refused
+        self.aside: Path | None = None  # the new name of a file with rows of another configuration
+        self.back: Path | None = None  # the file that holds rows of this configuration since it was renamed
+        stored = Stored(path) if path.exists() else None  # raises if it is not a file of results
         if not resume:
             return
         own = self._renamed(self.hash)
         if stored is not None and stored.hash == self.hash:
             self._take(stored)
             if own.exists() and all(row in self.rows for row in Stored(own)):
-                self.back = own  # a run was killed after it had brought these rows back
+                self.back = own  # a run was killed after it had moved these rows back
             return
         if stored is not None and stored.rows:
             self.aside = self._renamed(stored.hash)
@@ -87,16 +87,16 @@ class Results:
 
     @property
     def hash(self) -> str:
-        """Of what makes rows comparable: configuration, version, data and model."""
+        """A hash of everything that makes rows comparable: configuration, version, data and model."""
         settings = {key: value for key, value in self.config.items() if key != "seeds"}
         return _digest([settings, self.environment["snnk"], *self.source.items()])
 
     def find(self, **key: Any) -> Row | None:
-        """The row with these values, if it has been computed."""
+        """The row with these values, or None if it has not been computed."""
         return next((row for row in self.rows if all(row.get(k) == v for k, v in key.items())), None)
 
     def add(self, row: Row) -> Row:
-        """Add a row and write the file; a figure that is not finite becomes null, which JSON has."""
+        """Add a row and write the file. Figures that are not finite become null, as JSON has no NaN."""
         row = _plain(row)
         row.setdefault("commit", self.environment["commit"])
         row["environment"] = _digest(self.environment)
@@ -106,7 +106,7 @@ class Results:
         return row
 
     def write(self) -> None:
-        """Put the rows where they belong, and those of another configuration aside."""
+        """Write the file, after renaming one with rows of another configuration."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.aside is not None:
             self.path.replace(_free(self.aside))
@@ -124,7 +124,7 @@ class Results:
 
 @contextmanager
 def reading(path: Path, *more: type[Exception]) -> Iterator[None]:
-    """Turn errors while rows of a file are read into one that names the file: each experiment has its own keys."""
+    """Turn an error that unexpected rows cause into a ValueError that names their file."""
     try:
         yield
     except (*UNREADABLE, *more) as error:
@@ -135,7 +135,7 @@ def reading(path: Path, *more: type[Exception]) -> Iterator[None]:
 
 
 class Stored(Results):
-    """The rows of a file as they are, to plot and to state claims from."""
+    """The rows of an existing file, for plots and claims."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -160,7 +160,7 @@ class Stored(Results):
 
 
 def _free(path: Path) -> Path:
-    """This name, or with a number where it is taken."""
+    """The path, with a number added if it exists already."""
     numbered = (path.with_name(f"{path.stem}-{n}{path.suffix}") for n in count(1))
     return path if not path.exists() else next(name for name in numbered if not name.exists())
 
@@ -170,19 +170,19 @@ def _digest(value: Any) -> str:
 
 
 def claim(paper: str, ours: str, holds: bool, tolerance: str = "none") -> Row:
-    """One line of the claims table.
+    """One line of the table of claims.
 
     Args:
         paper: the paper's statement.
         ours: our figures.
-        holds: whether they bear it out.
-        tolerance: by how much they may differ, in words.
+        holds: whether our figures support the statement.
+        tolerance: the difference that is allowed, in words.
     """
     return {"paper": paper, "ours": ours, "tolerance": tolerance, "holds": bool(holds)}
 
 
 def _plain(value: Any) -> Any:
-    """The same with null for figures that are not finite."""
+    """The value with None in place of figures that are not finite."""
     if isinstance(value, Mapping):
         return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -191,7 +191,7 @@ def _plain(value: Any) -> Any:
 
 
 def save_figure(figure: Any, path: Path) -> Path:
-    """Write a matplotlib figure, whole or not at all."""
+    """Write a matplotlib figure as PNG, completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _io.replacing(path) as temporary:
         figure.savefig(temporary, format="png", dpi=130, bbox_inches="tight")

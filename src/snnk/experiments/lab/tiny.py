@@ -1,7 +1,7 @@
-"""Where the experiments on transformers have model and data from: --model and --data-dir, or tiny ones made here.
+"""Model and data of the experiments on transformers: from --model and --data-dir, or small generated ones.
 
-For --quick: a BERT and a ViT of two layers with random weights, files as GLUE has them, and images of two colours. They
-show that an experiment runs, and nothing about any method.
+--quick generates a BERT and a ViT of two layers with random weights, files in GLUE's format, and images of two colours.
+They show that an experiment runs, and nothing about any method.
 """
 
 from __future__ import annotations
@@ -29,19 +29,25 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
-    "initializer_range": 0.2,  # features that differ from input to input
+    "initializer_range": 0.2,  # large enough that features differ between inputs
 }
 SIDE = 16
-ROWS = {"train": 80, "dev": 24}  # with a tenth held out still two a feature: GCV, faster than folds
+ROWS = {"train": 80, "dev": 24}  # with a tenth held out, two rows per feature: enough for GCV instead of folds
 WORDS = [f"w{i}" for i in range(40)]
 Files = dict[str, Any]
 
 
 @contextmanager
 def glue(config: Any, quick: Any, source: Source, default: str = BERT) -> Iterator[Files]:
-    """`model` and `data_dir` of FinetuneConfig, for a configuration and the experiment's QUICK one.
+    """The values of `model` and `data_dir` for FinetuneConfig.
 
-    Files are looked for in the folder `glue` of --data-dir and in itself, for all tasks, before a model is loaded.
+    The files of all tasks are checked before a model is loaded: in the subfolder `glue` of --data-dir, or in itself.
+
+    Args:
+        config: has `tasks`, or means STS-B.
+        quick: the experiment's QUICK configuration, for which missing files are generated.
+        source: of model and data.
+        default: the model without --model.
     """
     _require()
     from snnk.finetune.glue import GLUE_WHERE
@@ -50,7 +56,7 @@ def glue(config: Any, quick: Any, source: Source, default: str = BERT) -> Iterat
     with TemporaryDirectory() as name:
         folder = Path(name)
         if source.data_dir is not None:
-            tasks = getattr(config, "tasks", ("stsb",))  # compression has STS-B alone
+            tasks = getattr(config, "tasks", ("stsb",))
             data_dir = _glue_folder(source.data_dir, tasks, folder)
         elif small:
             data_dir = make_glue(folder)
@@ -65,7 +71,7 @@ def glue(config: Any, quick: Any, source: Source, default: str = BERT) -> Iterat
 
 
 def _glue_folder(data_dir: str, tasks: Iterable[str], folder: Path) -> str:
-    """Where the files of all tasks are; those of the hub are put into `folder`."""
+    """The folder with the files of all tasks; files from the hub are written into `folder`."""
     from snnk.finetune.glue import GLUE, GLUE_HUB, miscounted
 
     hub = data_dir in (HUB, GLUE_HUB)
@@ -89,7 +95,7 @@ def glue_columns(task: str, data_dir: str | Path) -> tuple[dict[str, list[Any]],
 
 
 def hub_glue(task: str, folder: Path) -> None:
-    """Write a task of the hub's GLUE as the files that GLUE has."""
+    """Download a task from the hub and write it in the format of GLUE's own files."""
     from snnk.finetune.glue import GLUE, GLUE_HUB
     from snnk.hf.data import hub_columns
 
@@ -98,10 +104,10 @@ def hub_glue(task: str, folder: Path) -> None:
     for part in ("train", row.dev):
         found = hub_columns(f"{GLUE_HUB}:{task}@{part.replace('dev', 'validation')}")
         texts = [name for name in found if name not in ("label", "idx")]
-        # STS-B's are float32: 3.8 is 3.799999952316284
+        # scores of STS-B are float32 on the hub, where 3.8 reads as 3.799999952316284
         cells = {row.label: [f"{v:.3f}" if isinstance(v, float) else str(v) for v in found["label"]]}
         for name, column in zip(filter(None, (row.text, row.pair)), texts, strict=True):
-            cells[name] = [" ".join(text.split()) for text in found[column]]  # no tabs, no ends of lines
+            cells[name] = [" ".join(text.split()) for text in found[column]]  # texts without tabs and line breaks
         names = row.columns or tuple(cells)
         lines = zip(*(cells.get(name, [""] * len(found["label"])) for name in names), strict=True)
         text = "".join("\t".join(line) + "\n" for line in ([] if row.columns else [names]) + list(lines))
@@ -110,10 +116,10 @@ def hub_glue(task: str, folder: Path) -> None:
 
 @contextmanager
 def images(config: Any, quick: Any, source: Source, default: str = VIT) -> Iterator[Files]:
-    """`model`, `train` and `test` of FinetuneConfig: folders train and test of --data-dir, or images of CIFAR.
+    """The values of `model`, `train` and `test` for FinetuneConfig: folders of --data-dir, or images of CIFAR.
 
     Args:
-        config: has `train_rows` and `test_rows`, images of CIFAR that are drawn, and `seed`.
+        config: has `train_rows` and `test_rows`, the numbers of CIFAR images to draw, and `seed`.
         quick: the experiment's QUICK configuration.
         source: of model and data.
         default: the model without --model.
@@ -137,15 +143,15 @@ def images(config: Any, quick: Any, source: Source, default: str = VIT) -> Itera
 
 
 def _check_model(model: str) -> None:
-    """Refuse a folder that holds no model, or one with code of its own, before any run."""
+    """Refuse a folder without a model, or with code in it, before any run."""
     from snnk.hf.folders import find_folder, find_transformer
 
-    if Path(model).exists():  # a name of the hub is downloaded by the first run, which checks it
+    if Path(model).exists():  # a model of the hub is checked by the first run, which downloads it
         find_transformer(find_folder(model))
 
 
 def _require() -> None:
-    """What the runs need is there, before any of them."""
+    """Raise an ImportError for a missing package before any run."""
     for name in ("transformers", "accelerate", "peft"):
         try:
             import_module(name)
@@ -154,7 +160,7 @@ def _require() -> None:
 
 
 def make_bert(folder: Path) -> str:
-    """A BERT with a tokenizer of whole words."""
+    """Write a BERT with a tokenizer of whole words."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
@@ -172,7 +178,7 @@ def make_bert(folder: Path) -> str:
 
 
 def make_vit(folder: Path) -> str:
-    """A ViT with its image processor."""
+    """Write a ViT with its image processor."""
     from transformers import ViTConfig, ViTModel
 
     _save(ViTModel, ViTConfig(image_size=SIDE, patch_size=SIDE // 2, **SIZES), folder)
@@ -191,7 +197,11 @@ def _save(kind: Any, config: Any, folder: Path) -> None:
 
 
 def make_glue(folder: Path) -> str:
-    """CoLA: whether a sentence has more words of the first half; MRPC and STS-B: how many words two sentences share."""
+    """Write files of CoLA, MRPC and STS-B with random words.
+
+    The label of CoLA is whether most words come from the first half of the vocabulary. Those of MRPC and STS-B depend
+    on the number of words that two sentences share.
+    """
     generator = random.Random(0)
     for task in ("CoLA", "MRPC", "STS-B"):
         (folder / task).mkdir(parents=True)
@@ -216,7 +226,7 @@ def make_glue(folder: Path) -> str:
 
 
 def make_images(folder: Path) -> None:
-    """Folders train and test with two classes: more red, or more blue."""
+    """Write folders train and test with two classes of images: more red, or more blue."""
     generator = torch.Generator().manual_seed(0)
     for part, rows in (("train", ROWS["train"]), ("test", ROWS["dev"])):
         pixels = torch.randint(200, (rows, SIDE, SIDE, 3), generator=generator, dtype=torch.uint8)
@@ -227,7 +237,7 @@ def make_images(folder: Path) -> None:
 
 
 def write_images(folder: Path, pixels: Tensor, classes: list[int]) -> None:
-    """Bytes (n, h, w, 3) as PNG files, one subfolder a class."""
+    """Write bytes (n, h, w, 3) as PNG files, with one subfolder per class."""
     from PIL import Image
 
     for c in sorted(set(classes)):

@@ -1,4 +1,4 @@
-"""What the toy experiments share: small networks, their training with Adam, and claims from rows of several seeds."""
+"""Shared by the experiments on small networks: layers, training with Adam, and claims over several seeds."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from snnk.nn.linear import SNNKLinear
 
 
 def uniform(*shape: int, bound: float, generator: Generator) -> Tensor:
-    """Numbers in [-bound, bound]."""
+    """Uniform random numbers in [-bound, bound]."""
     return (2 * torch.rand(shape, generator=generator) - 1) * bound
 
 
 def grid(size: int, box: float = 1.0) -> Tensor:
-    """Points of a square, (size^2, 2) in [-box, box]: down, then across."""
+    """The points (size^2, 2) of a grid on [-box, box]^2; the first coordinate varies slowest."""
     t = torch.linspace(-box, box, size)
     return torch.stack(torch.meshgrid(t, t, indexing="ij"), -1).reshape(-1, 2)
 
@@ -45,7 +45,7 @@ def neurons(rows: Tensor, out_features: int, activation: str, bound: float, gene
 
 
 def mlp(sizes: tuple[int, int, int, int], num_features: int | None, config: Any, seed: int) -> nn.Module:
-    """Three layers with ReLU and dropout; with `num_features` the middle one and its ReLU are an SNNK layer.
+    """Three layers with ReLU and dropout. With `num_features`, an SNNK layer replaces the middle one and its ReLU.
 
     Args:
         sizes: inputs, two widths and classes.
@@ -83,14 +83,14 @@ def fit_classifier(
     learning_rate: float,
     seed: int,
 ) -> Row:
-    """Train on "train", keep the epoch of least loss on "validation", and measure that one on "test"."""
+    """Train on the split "train", keep the epoch with the least loss on "validation", and evaluate it on "test"."""
     start = time.perf_counter()
     train = splits["train"]
     losses: list[float] = []
     validation: list[float] = []
     best: dict[str, Tensor] = {}
     best_epoch, least = 0, math.inf
-    with torch.random.fork_rng():  # dropout knows no generator of its own
+    with torch.random.fork_rng():  # dropout draws from the global generator
         torch.manual_seed(seed)
         model = make()
         trained = [p for p in model.parameters() if p.requires_grad]
@@ -109,7 +109,7 @@ def fit_classifier(
             if not best or validation[-1] < least:
                 best = {key: value.clone() for key, value in model.state_dict().items()}
                 best_epoch = epoch
-                least = validation[-1] if math.isfinite(validation[-1]) else math.inf  # NaN is less than nothing
+                least = validation[-1] if math.isfinite(validation[-1]) else math.inf  # NaN compares as no improvement
         model.load_state_dict(best)
     test_loss, accuracy = evaluate(model, splits["test"])
     return {
@@ -126,7 +126,7 @@ def fit_classifier(
 
 
 def means(rows: Iterable[Row], *keys: str) -> dict[str, float]:
-    """Means of figures over rows; NaN where one is null: what diverged for one seed has no mean.
+    """Means of figures over rows; NaN if one is null, as a run that diverged for one seed has no mean.
 
     Example:
         >>> means([{"loss": 1.0, "psnr": None}, {"loss": 2.0, "psnr": 30.0}], "loss", "psnr")
@@ -137,7 +137,7 @@ def means(rows: Iterable[Row], *keys: str) -> dict[str, float]:
 
 
 def against(rows: Sequence[Row], networks: Sequence[str], **where: Any) -> Iterator[tuple[str, list[Row], list[Row]]]:
-    """For each network but the first, the baseline: its rows and the baseline's, of the seeds that both have."""
+    """Per network: its rows and those of the first network, the baseline, for the seeds that both have."""
     chosen = [r for r in rows if all(r[key] == value for key, value in where.items())]
     by_seed = {name: {r["seed"]: r for r in chosen if r["network"] == name} for name in networks}
     base = by_seed[networks[0]]
@@ -148,7 +148,7 @@ def against(rows: Sequence[Row], networks: Sequence[str], **where: Any) -> Itera
 
 
 def judged(paper: str, ours: str, holds: bool, tolerance: str, *figures: dict[str, float]) -> Row:
-    """A claim, which does not hold if one of the figures that it is about is NaN.
+    """A claim that does not hold if one of its figures is NaN.
 
     Example:
         >>> judged("accurate", "a loss of nan", True, "none", {"loss": math.nan})["ours"]

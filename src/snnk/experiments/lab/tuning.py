@@ -1,4 +1,4 @@
-"""What the experiments on transformers share: a fine-tuning as a row, the paper's order of two methods as a claim."""
+"""Shared by the experiments on transformers: fine-tuning runs as rows, and claims about the order of two methods."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from typing import Any
 
 from snnk.experiments.lab.records import Results, Row, claim
 
-EQUAL = 1.0  # points within which two scores are about equal, or more if chance alone gives more
-METRICS = {"cola": "mcc", "mrpc": "f1", "qqp": "f1", "stsb": "spearman"}  # that the paper reports; else accuracy
+EQUAL = 1.0  # points within which two scores count as equal, unless chance alone explains more
+METRICS = {"cola": "mcc", "mrpc": "f1", "qqp": "f1", "stsb": "spearman"}  # the paper's; accuracy for other tasks
 
 
 def metric_of(task: str) -> str:
+    """The metric that the paper reports for a task."""
     return METRICS.get(task, "accuracy")
 
 
 def tuned(files: Mapping[str, Any], variant: Any = None, **options: Any) -> Any | None:
-    """The FinetuneResult of one run into a folder that is thrown away; None if it diverged.
+    """The FinetuneResult of one run into a temporary folder; None if the run diverged.
 
     Args:
-        files: model and data, of FinetuneConfig.
-        variant: a Method instead of the one that `options` name, whose hyperparameters are taken.
-        **options: the rest of FinetuneConfig.
+        files: model and data for FinetuneConfig.
+        variant: a Method in place of `method` in `options`, which still gives the default hyperparameters.
+        **options: further fields of FinetuneConfig.
     """
     from snnk.finetune import FinetuneConfig, finetune
     from snnk.finetune.trainer import Diverged
@@ -40,7 +41,7 @@ def tuned(files: Mapping[str, Any], variant: Any = None, **options: Any) -> Any 
 
 
 def variants() -> dict[str, tuple[str, Any]]:
-    """What snnk.finetune's METHODS has not, each with the one whose hyperparameters it takes."""
+    """Methods beside those of METHODS: name -> (the method whose hyperparameters it takes, the method)."""
     from snnk import hf
     from snnk.finetune.methods import METHODS as KNOWN
     from snnk.finetune.methods import nothing, snnk_adapter
@@ -64,9 +65,10 @@ def variants() -> dict[str, tuple[str, Any]]:
 
 
 def row_of(result: Any | None, metric: str) -> Row:
-    """What a row has of metrics.json; scores in percent, of validation rows, of dev or test, and before any step.
+    """The part of metrics.json that a row stores, with scores in percent.
 
-    They are null for a run that diverged, as is all but the metric.
+    The scores are those on validation rows, on dev or test rows, and on validation rows before the first step. A row of
+    a run that diverged has null for everything but the metric.
     """
     if result is None:
         names = ("model", "trained", "validation", "score", "start_validation", "steps", "seconds")
@@ -86,7 +88,7 @@ def row_of(result: Any | None, metric: str) -> Row:
 
 
 def others(results: Results, name: str) -> list[str]:
-    """What is to be said where no row is of the paper's model, which has this in its name."""
+    """A note for the page if no row was computed with the paper's model, whose name starts with `name`."""
     models = dict.fromkeys(r["model"] for r in results if r["model"])
     if not models or any(model.rsplit("/", 1)[-1].startswith(name) for model in models):
         return []
@@ -94,13 +96,13 @@ def others(results: Results, name: str) -> list[str]:
 
 
 def score_of(results: Results, task: str, method: str) -> float | None:
-    """Mean over seeds of a table's row."""
+    """The mean score over seeds; None without rows, or if a run diverged."""
     found = [r["score"] for r in results if (r["part"], r["task"], r["method"]) == ("table", task, method)]
-    return mean(found) if found and None not in found else None  # null is of a run that diverged
+    return mean(found) if found and None not in found else None
 
 
 def both(results: Results, one: str, two: str) -> dict[str, tuple[float, float]]:
-    """Scores of two methods by task, where there are both."""
+    """The scores of two methods on each task that has both."""
     found = {}
     for task in dict.fromkeys(r["task"] for r in results):
         a, b = score_of(results, task, one), score_of(results, task, two)
@@ -110,10 +112,11 @@ def both(results: Results, one: str, two: str) -> dict[str, tuple[float, float]]
 
 
 def deviation(metric: str, one: float, two: float, answers: int) -> float:
-    """By how many points two scores of so many answers differ by chance: one standard deviation of the difference.
+    """The standard deviation, in points, of the difference of two scores over `answers` test rows.
 
-    Of a rank correlation Fisher's, of that of two classes (1 - r^2)^(1/2), of others that of a share of right answers;
-    as if the two had answered different questions, which is more than it is for the same ones.
+    The variance of one score is (1 - r^2)^2 / n for a rank correlation (Fisher), (1 - r^2) / n for a Matthews
+    correlation, and p (1 - p) / n otherwise. The two scores are taken as independent, which overstates the deviation:
+    both are computed on the same rows.
 
     Example:
         >>> round(deviation("mcc", 0.0, 0.0, 1043), 1), round(deviation("accuracy", 80.0, 80.0, 1000), 1)
@@ -136,16 +139,17 @@ def orders(
     answers: Mapping[str, int],
     notes: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Row]:
-    """For each task and pair of methods, the paper's two figures beside ours.
+    """One claim per task and pair of methods: the paper's two scores beside ours.
 
-    It holds where the same one is ahead by more than chance; where the paper's are about equal, ours must be too.
+    A claim holds if the same method is ahead by more than chance. If the paper's scores are about equal, ours must be
+    about equal too.
 
     Args:
         results: rows of part "table".
-        pairs: two methods of ours and the paper's name of the second.
+        pairs: two methods of ours, and the paper's name of the second.
         paper: the paper's scores by method and task.
-        answers: rows that a task's score is of.
-        notes: what is to be said of the model beside the figure of a method.
+        answers: number of test rows per task.
+        notes: a remark on the model per method.
     """
     table = []
     for task in dict.fromkeys(r["task"] for r in results):
@@ -179,13 +183,13 @@ def orders(
 
 
 def facts(rows: Sequence[Row]) -> str:
-    """How many numbers a method trains, and whether that did any good."""
+    """The number of trained parameters, and a note if training did not improve on the start."""
     same = all(r["steps"] and r["validation"] <= r["start_validation"] for r in rows)
     return f" ({rows[0]['trained']:,} trained{', no better than its start' * same})"
 
 
 def bars(axes: Any, results: Results, task: str) -> None:
-    """Our scores of a task's methods as bars, the paper's, of its own model, as crosses."""
+    """Draw our scores of all methods on a task as bars, and the paper's scores, of its own model, as crosses."""
     rows = {r["method"]: r for r in results if (r["part"], r["task"]) == ("table", task)}
     scores = {name: score_of(results, task, name) for name in rows}
     labels = {name: f"{name}, {'diverged' if score is None else f'{score:.1f}'}" for name, score in scores.items()}
@@ -196,4 +200,6 @@ def bars(axes: Any, results: Results, task: str) -> None:
     axes.set_title(task)
     models = dict.fromkeys(r["model"] for r in rows.values() if r["model"])
     axes.set_xlabel(f"{metric_of(task)}, %, {', '.join(models)}")
-    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=2)  # no bar under it
+    axes.legend(
+        fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=2
+    )  # below the axes, where no bar can be hidden
