@@ -156,7 +156,7 @@ def prune(model: Any, task: Task, keep: float) -> None:
 def drop_layers(model: Any, task: Task, keep: float) -> None:
     """The last whole layers, attention and all, as many as give at least the size that `keep` of the blocks would."""
     layers = model.encoder.layer
-    blocks = sum(f.parameters for f in find_ffns(model))
+    blocks = sum(f.num_parameters for f in find_ffns(model))
     each = sum(p.numel() for p in layers[0].parameters())
     del layers[len(layers) - max(1, round((1 - keep) * blocks / each)) :]
 

@@ -9,9 +9,11 @@ from torch import nn
 import snnk
 from snnk.hf import ARCHITECTURES, find_ffns, observe, replace_
 from snnk.hf.architectures import choose_layers, parse_layers
+from snnk.hf.replace import cost_after
 
 from helpers.architectures import (
     CONFIGS,
+    FEATURELESS,
     IMAGE,
     IMAGES,
     KINDS,
@@ -48,7 +50,7 @@ def test_blocks_are_found_under_the_same_names_below_any_head(row):
         matrices = 3 if ffn.gated else 2
         biases = sum(b.numel() for b in (ffn.up_bias(), ffn.gate_bias(), ffn.down_bias()) if b is not None)
         assert ffn.multiply_adds == matrices * D * WIDTH
-        assert ffn.parameters == matrices * D * WIDTH + biases
+        assert ffn.num_parameters == matrices * D * WIDTH + biases
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -98,7 +100,9 @@ def test_identity_swap(row):
 def test_replaced_blocks_compute_down_of_phi(row, kind):
     model = make(row)
     dense = find_ffns(model)[0].multiply_adds
+    costs = [cost_after(ffn, kind, None if kind in FEATURELESS else 6) for ffn in find_ffns(model)]
     new = replaced(model, kind)
+    assert [handle.ffn.cost for handle in new] == costs
     for handle, seen in zip(new, observed(model, row), strict=True):
         phi = handle.phi(seen.inputs)
         m = {"linear": D, "drop": 0}.get(kind, 6)
@@ -110,7 +114,7 @@ def test_replaced_blocks_compute_down_of_phi(row, kind):
         assert (handle.ffn.multiply_adds == 0) == (kind == "drop")
         assert (handle.map is not None) == (kind in snnk.FEATURE_MAPS)
         if kind != "atoms":
-            with pytest.raises(ValueError, match=f"already replaced \\({kind}\\)"):
+            with pytest.raises(ValueError, match=f"was replaced before \\({kind}\\)"):
                 replace_(handle.ffn, "linear")
 
 
@@ -209,7 +213,7 @@ def test_unknown_models_are_refused_with_a_reason():
     swiglu = hf.Dinov2Model(hf.Dinov2Config(**IMAGE, use_swiglu_ffn=True))
     fnet = hf.FNetModel(hf.FNetConfig(hidden_size=8, num_hidden_layers=1, intermediate_size=8, vocab_size=9))
     for model, reason in ((t5, r"wo\.weight"), (albert, "shared"), (swiglu, "one tensor"), (fnet, "known are bert")):
-        with pytest.raises(ValueError, match=f"{reason}.*A row in snnk.hf.ARCHITECTURES"):
+        with pytest.raises(ValueError, match=f"{reason}.*A row in snnk.hf.architectures"):
             find_ffns(model)
     with pytest.raises(TypeError, match="unwrap it first"):
         find_ffns(nn.Sequential(t5))

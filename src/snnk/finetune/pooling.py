@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
-from snnk.hf.replace import Pass
+from snnk.hf.replace import SentinelIdentity
 
 
 class MeanPooler(nn.Module):
@@ -22,7 +22,7 @@ class MeanPooler(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.dense = Pass(dim)
+        self.dense = SentinelIdentity(dim)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden[:, 0]
@@ -33,7 +33,7 @@ class MeanHead(nn.Module):
 
     def __init__(self, dim: int, labels: int, dropout: float) -> None:
         super().__init__()
-        self.dense = Pass(dim)
+        self.dense = SentinelIdentity(dim)
         self.dropout = nn.Dropout(dropout)
         self.out_proj = nn.Linear(dim, labels)
 

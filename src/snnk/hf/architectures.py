@@ -1,21 +1,20 @@
 r"""Where the feed-forward blocks of a transformer are: one row of names for each architecture.
 
 A block computes y = W2 f(W1 x + b1) + b2, or, if gated, y = W2 (f(Wg x + bg) * (W1 x + b1)) + b2, and the residual
-stream goes on with s = r + scale * y. With post-norm (BERT) s is what the LayerNorm behind the block reads; with
-pre-norm (ViT, GPT-2, Llama) it is what the whole layer returns. Names are relative to the base model, so that they are
-the same for every head.
+stream goes on with s = r + scale * y. With post-norm (BERT) the LayerNorm behind the block reads s; with pre-norm (ViT,
+GPT-2, Llama) the whole layer returns it. Names are relative to the base model and so the same for every head.
 """
 
 from __future__ import annotations
 
 import numbers
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 
@@ -24,12 +23,12 @@ class Architecture:
     """Names inside one layer of a model.
 
     Args:
-        block: pattern of a layer's name, relative to the base model, like "encoder.layer.{}".
+        block: pattern of a layer's name, relative to the base model, such as "encoder.layer.{}".
         up, activation, down: names of the first linear layer, the activation and the second linear layer.
         gate: name of the linear layer that the activation is applied to, if the block is gated.
         sum: name of the module whose input is residual + block output; "" if it is the output of the layer.
-        scale: name of a parameter that the block's output is multiplied with before the sum.
-        attention: name of the linear layer that attention ends with; adapters stand behind it too.
+        scale: name of a parameter by which the block's output is multiplied before the sum.
+        attention: name of the last linear layer of attention, behind which adapters stand, too.
     """
 
     block: str
@@ -64,8 +63,8 @@ _LLAMA = Architecture(
     "layers.{}", "mlp.up_proj", "mlp.act_fn", "mlp.down_proj", gate="mlp.gate_proj", attention="self_attn.o_proj"
 )
 
-# By config.model_type, with a "+" and a variant where VARIANTS says so. A new row needs a tiny configuration in
-# tests/test_hf_architectures.py, and nothing else: the tests of wiring and of saving run over all rows.
+# By config.model_type, followed by the variant that VARIANTS finds. A new row needs a tiny configuration in
+# tests/helpers/architectures.py and nothing else: the tests of wiring and of saving run over all rows.
 ARCHITECTURES: dict[str, Architecture] = {
     "bert": _BERT,
     "camembert": _BERT,
@@ -85,7 +84,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "vit": _VIT,
     "xlm-roberta": _BERT,
 }
-VARIANTS: dict[str, Callable[[Any], str]] = {
+VARIANTS: dict[str, Callable[[PretrainedConfig], str]] = {
     "dinov2": lambda config: "+swiglu" if config.use_swiglu_ffn else "",
     "opt": lambda config: "" if config.do_layer_norm_before else "+post-norm",  # opt-350m
 }
@@ -96,24 +95,38 @@ REFUSED = {
 }
 
 
+class Cost(NamedTuple):
+    """Numbers that modules store, buffers of a feature map included, and multiply-adds of their matrices per token."""
+
+    parameters: int
+    multiply_adds: int
+
+
+def cost_of(modules: Iterable[nn.Module | None]) -> Cost:
+    """The cost of linear layers and feature maps."""
+    tensors = [item for m in modules if m is not None for item in m.state_dict(keep_vars=True).items()]
+    matrices = (t.numel() for name, t in tensors if name.rpartition(".")[2] in ("weight", "projection"))
+    return Cost(sum(t.numel() for _, t in tensors), sum(matrices))
+
+
 @dataclass(eq=False)
 class FFN:
-    """The feed-forward block of one layer; what it reports is that of the modules that are there now."""
+    """The feed-forward block of one layer. Its properties follow the modules that stand in the layer now."""
 
     name: str  # of the layer, relative to the base model
     index: int  # of the layer
     row: Architecture
     block: nn.Module = field(repr=False)  # the layer
-    configs: tuple[Any, ...] = field(repr=False)  # of base model and head, one object for most
+    configs: tuple[PretrainedConfig, ...] = field(repr=False)  # of base model and head, mostly one object
 
     def slot(self, which: str) -> Any:
-        """The module (or function) at "up", "activation", "down", "gate" or "sum" of the row; None if there is none."""
+        """The module, function or tensor at a name of the row, such as "up" or "scale"; None if there is none."""
         path = getattr(self.row, which)
         return None if path is None else _at(self.block, path)
 
     @property
     def kind(self) -> str:
-        """What replaced the block, or "dense"."""
+        """The kind of module that replaced the block, or "dense"."""
         blocks = getattr(getattr(self.configs[0], "quantization_config", None), "blocks", {})
         return str(blocks.get(self.name, {}).get("kind", "dense"))
 
@@ -170,7 +183,7 @@ class FFN:
         return self._linear("down").bias
 
     def hidden(self, x: Tensor) -> Tensor:
-        """What the second layer reads: (*, in) -> (*, width)."""
+        """The input of the second layer: (*, in) -> (*, width)."""
         up, gate = self.slot("up"), self.slot("gate")
         return self.activation(up(x)) if gate is None else self.activation(gate(x)) * up(x)
 
@@ -179,35 +192,37 @@ class FFN:
         return self.slot("down")(self.hidden(x))
 
     @property
-    def parameters(self) -> int:
-        """Numbers stored, those of a feature map's buffers included."""
-        return sum(t.numel() for _, t in self._tensors())
+    def cost(self) -> Cost:
+        return cost_of(map(self.slot, ("up", "gate", "down")))
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers stored, buffers of a feature map included."""
+        return self.cost.parameters
 
     @property
     def multiply_adds(self) -> int:
-        """For one token, those of the matrices."""
-        return sum(t.numel() for name, t in self._tensors() if name in ("weight", "projection"))
-
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for module in map(self.slot, ("up", "gate", "down")):
-            for name, tensor in module.state_dict(keep_vars=True).items() if module is not None else ():
-                yield name.rpartition(".")[2], tensor
+        """Multiply-adds of the matrices per token."""
+        return self.cost.multiply_adds
 
     def _linear(self, which: str) -> Any:
         layer = self.slot(which)
         if not isinstance(layer, nn.Linear | Conv1D):
-            raise ValueError(f"{self.name} is already replaced ({self.kind}): {which} is no linear layer any more")
+            raise ValueError(f"{self.name} was replaced before ({self.kind}): {which} is no linear layer any more")
         return layer
 
 
-def kind_of(config: Any) -> str:
-    """The name in ARCHITECTURES that a model with this configuration has, or would have."""
+def kind_of(config: PretrainedConfig | None) -> str:
+    """The key in ARCHITECTURES of a model with this configuration, whether or not there is such a row."""
     kind = str(getattr(config, "model_type", ""))
-    return kind + VARIANTS[kind](config) if kind in VARIANTS else kind
+    return kind + VARIANTS[kind](config) if config is not None and kind in VARIANTS else kind
 
 
-def find_ffns(model: Any) -> list[FFN]:
-    """The feed-forward blocks of a model with any head, by depth; a ValueError says why there are none.
+def find_ffns(model: PreTrainedModel) -> list[FFN]:
+    """The feed-forward blocks of a model with any head, by depth; a ValueError if its blocks cannot be replaced.
+
+    Args:
+        model: of a type in ARCHITECTURES.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -221,14 +236,14 @@ def find_ffns(model: Any) -> list[FFN]:
     if kind not in ARCHITECTURES:
         reason = REFUSED.get(kind, f"known are {', '.join(ARCHITECTURES)}")
         raise ValueError(
-            f"the blocks of a {kind!r} model cannot be replaced: {reason}. A row in snnk.hf.ARCHITECTURES adds a type"
+            f"the blocks of a {kind!r} model cannot be replaced: {reason}. A row in snnk.hf.architectures adds a type"
         )
     row = ARCHITECTURES[kind]
     layers = _at(base, row.block.removesuffix(".{}"))
     if not isinstance(layers, nn.ModuleList) or not len(layers):
         raise ValueError(f"{type(model).__name__} has no layers at {row.block!r}, where {kind!r} models have them")
-    configs = tuple({id(c): c for c in (base.config, model.config)}.values())
-    ffns = [FFN(row.block.format(i), i, row, block, configs) for i, block in enumerate(layers)]
+    configs: dict[int, Any] = {id(config): config for config in (base.config, model.config)}
+    ffns = [FFN(row.block.format(i), i, row, block, tuple(configs.values())) for i, block in enumerate(layers)]
     for ffn in ffns:
         wanted = [w for w in ("up", "activation", "down", "gate", "sum", "scale") if getattr(row, w)]
         if ffn.kind not in ("dense", "atoms"):
@@ -276,24 +291,25 @@ def choose_layers(ffns: list[FFN], layers: str | Iterable[int]) -> list[FFN]:
     return [ffns[i] for i in chosen]
 
 
-def weight_of(layer: Any) -> Tensor:
-    """(out, in), whichever way round the layer keeps it."""
-    return layer.weight.T if isinstance(layer, Conv1D) else layer.weight
+def weight_of(layer: nn.Module) -> Tensor:
+    """The weight (out, in) of a linear layer or of a Conv1D, which keeps it as (in, out)."""
+    weight: Any = layer.weight
+    return weight.T if isinstance(layer, Conv1D) else weight
 
 
 def _at(module: Any, path: str) -> Any:
-    """What a dotted name means below a module, or None."""
+    """The attribute at a dotted name below a module, or None."""
     for name in path.split(".") if path else ():
         module = getattr(module, name, None)
     return module
 
 
 def _sizes(layer: Any) -> tuple[int, int]:
-    """(in, out) of a linear layer, a Conv1D, or a module that says so itself."""
+    """(in, out) of a linear layer, a Conv1D, or a module with in_features and out_features."""
     if hasattr(layer, "get_base_layer"):
         raise ValueError(
-            f"the block has adapters of PEFT ({type(layer).__name__}): merge_and_unload() puts LoRA into the weights, "
-            "unload() takes others away"
+            f"the block has adapters of PEFT ({type(layer).__name__}): call merge_and_unload() to put LoRA into the "
+            "weights, or unload() to remove other adapters"
         )
     if isinstance(layer, Conv1D):
         return layer.weight.shape[0], layer.weight.shape[1]

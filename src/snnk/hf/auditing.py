@@ -232,7 +232,7 @@ def _describe(model: PreTrainedModel, files: list[Path], tokens: tuple[int, int]
         parameters_unique=sum(numel for _, numel, _ in parts),
         tied=tied_names(model),
         buffers_outside=outside_state_dict(model),
-        blocks=tuple(Block(f.name, f.kind, f.width, f.parameters, f.multiply_adds) for f in ffns),
+        blocks=tuple(Block(f.name, f.kind, f.width, f.num_parameters, f.multiply_adds) for f in ffns),
         notes=(*notes, *([f"no table of blocks: {reason}"] if reason else [])),
         **figures,
     )

@@ -1,13 +1,13 @@
-r"""What may stand in the place of a feed-forward block, and the JSON that says so.
+r"""Modules that replace a feed-forward block, and the JSON that describes them.
 
     atoms      y = A f(W' x + b') + c, W' (m, d); gated: y = A (f(Wg' x + bg') * (W' x + b')) + c
     features   y = A phi(x) + c, phi a feature map with m features: the bundled block of section 4.4
     linear     y = A x + c
     drop       y = c
 
-The new modules, of zeros, go into the slots of the old ones, so that dropout, residual and LayerNorm stay as they are.
-A file that is loaded without snnk must fail and not come up with random weights: where no shape differs by itself, a
-tensor `weight` of shape [0] takes care of that.
+The new modules, filled with zeros, go into the slots of the old ones, so that dropout, residual and LayerNorm stay as
+they are. Loading such a file without snnk must fail instead of drawing random weights: where no shape differs by
+itself, a tensor `weight` of shape [0], the sentinel, makes sure that it does.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from snnk import _checks
-from snnk.hf.architectures import FFN, weight_of
+from snnk.hf.architectures import FFN, Cost, cost_of, weight_of
 from snnk.maps import FEATURE_MAPS, FeatureMap, make_feature_map
 from snnk.maps.files import CLASSES, from_config, to_config
 
 METHOD = "snnk"  # the quant_method of config.json
 PLAIN = ("linear", "drop")  # kinds without features
 KINDS = ("atoms", *PLAIN, "features", *FEATURE_MAPS)
-POOLER_KINDS = ("layer", "head")  # what may stand in the place of a pooler, in poolers.py
+POOLER_KINDS = ("layer", "head")  # of the modules that replace a pooler, in classify/poolers.py
 
 
-class Pass(nn.Module):
-    """The identity, with a `weight` of shape [0]."""
+class SentinelIdentity(nn.Module):
+    """The identity, with the sentinel: a `weight` of shape [0], which no plain checkpoint has."""
 
     weight: Tensor
 
@@ -48,7 +49,7 @@ class Pass(nn.Module):
         return x
 
 
-class Features(Pass):
+class Features(SentinelIdentity):
     """phi(x) of a feature map: (*, in_features) -> (*, num_features)."""
 
     def __init__(self, feature_map: FeatureMap, *, device: Any = None, dtype: torch.dtype | None = None) -> None:
@@ -60,11 +61,11 @@ class Features(Pass):
         return self.map(x)
 
 
-class Constant(Pass):
+class Constant(SentinelIdentity):
     """The vector `bias` for every token: (*, any) -> (*, out_features)."""
 
     def __init__(self, out_features: int, *, device: Any = None, dtype: torch.dtype | None = None) -> None:
-        super().__init__(0, device=device, dtype=dtype)  # GPT-2 asks for its weight while loading
+        super().__init__(0, device=device, dtype=dtype)  # GPT-2's loader reads its weight
         self.out_features = out_features
         self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype))
 
@@ -73,10 +74,10 @@ class Constant(Pass):
 
 
 class SNNKQuantizationConfig(QuantizationConfigMixin):
-    """`quantization_config` of config.json: which blocks, and whether the pooler, are replaced, by what.
+    """`quantization_config` of config.json: the blocks, and the pooler, that are replaced, and by what.
 
     Args:
-        blocks: {layer name: {"kind": ..., "num_features": ..., "map": ...}}; the latter two where the kind has them.
+        blocks: {layer name: {"kind": ..., "num_features": ..., "map": ...}}; the last two only where the kind has them.
         pooler: None, or {"name": ..., "kind": "layer" or "head", "num_features": ..., "map": ...}.
 
     Example:
@@ -94,17 +95,17 @@ class SNNKQuantizationConfig(QuantizationConfigMixin):
             _check_entry(name, entry)
         self.quant_method: Any = METHOD
         self.blocks: dict[str, dict[str, Any]] = copy.deepcopy(blocks)
-        if pooler is not None:  # else a file says nothing of it
+        if pooler is not None:  # otherwise files do not have the key
             _check_pooler(pooler)
             self.pooler = copy.deepcopy(pooler)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As of a dict, which transformers takes the configuration of a model in memory for."""
+        """Mirrors dict.get: transformers treats an in-memory configuration as a dict."""
         return getattr(self, key, default)
 
 
 def _check_entry(name: Any, entry: Any) -> None:
-    """A closed table: known kinds, no more and no fewer keys than the kind has, sizes that are sizes."""
+    """Refuse unknown kinds, keys that the kind does not have or lacks, and sizes that are no positive integers."""
     if not isinstance(name, str) or not isinstance(entry, dict):
         raise ValueError(f"blocks must be {{name: {{kind: ...}}}}; got {name!r}: {entry!r}")
     kind = _checks.choose(entry.get("kind"), KINDS, f"kind of {name}")
@@ -136,7 +137,7 @@ class Replacement:
     """A block's new modules, to be filled, and its old ones, to be copied from or put back.
 
     `down` is an nn.Linear, or for "drop" a module with a `bias`; `up` and `gate` are nn.Linear for "atoms". The old
-    modules live as long as this handle does.
+    modules are kept as long as this object.
     """
 
     ffn: FFN
@@ -199,14 +200,14 @@ def replace_(
     device: Any = None,
     **options: Any,
 ) -> Replacement:
-    """Put empty modules of another kind into a block's slots, and say so in the model's configuration.
+    """Put modules of another kind, filled with zeros, into a block's slots, and note it in the model's configuration.
 
     Args:
         ffn: a block of `find_ffns`.
         kind: "atoms", "linear", "drop", a name in FEATURE_MAPS, or a FeatureMap.
         num_features: number m of features; None for "linear" and "drop".
         seed, **options: of the feature map.
-        dtype, device: default: those of the block.
+        dtype, device: of the new modules. Default: those of the block.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -220,6 +221,19 @@ def replace_(
     """
     old = ffn.up_weight()
     place: dict[str, Any] = {"device": device or old.device, "dtype": dtype or old.dtype}
+    return _swap(ffn, *_entry(ffn, kind, num_features, place, seed, **options), place)
+
+
+def cost_after(ffn: FFN, kind: str | FeatureMap, num_features: int | None = None) -> Cost:
+    """The cost of a block after `replace_`; the block itself stays as it is."""
+    place: dict[str, Any] = {"device": "meta", "dtype": ffn.up_weight().dtype}
+    return cost_of(_modules(ffn, *_entry(ffn, kind, num_features, place), place))
+
+
+def _entry(
+    ffn: FFN, kind: str | FeatureMap, num_features: int | None, place: dict[str, Any], seed: int = 0, **options: Any
+) -> tuple[dict[str, Any], FeatureMap | None]:
+    """The JSON of a new block, and its feature map."""
     feature_map: FeatureMap | None = None
     if isinstance(kind, FeatureMap):
         feature_map = make_feature_map(kind, ffn.in_features, num_features or kind.num_features, **options)
@@ -234,11 +248,13 @@ def replace_(
     entry: dict[str, Any] = {"kind": kind} if kind in PLAIN else {"kind": kind, "num_features": num_features}
     if feature_map is not None:
         entry["map"] = to_config(feature_map)
-    return _swap(ffn, entry, feature_map, place)
+    _check_entry(ffn.name, entry)
+    return entry, feature_map
 
 
 def rebuild_(ffn: FFN, entry: dict[str, Any], room: int) -> Replacement:
-    """What `replace_` made, from its JSON; `room`, the bytes of the file with its tensors, bounds what is allocated."""
+    """Put back what `replace_` made, from its JSON; `room`, the bytes of the file, bounds what is allocated."""
+    _check_entry(ffn.name, entry)
     old, feature_map = ffn.up_weight(), None
     if "map" in entry:
         feature_map = rebuild_map(ffn.name, entry, ffn.in_features, room)
@@ -246,36 +262,41 @@ def rebuild_(ffn: FFN, entry: dict[str, Any], room: int) -> Replacement:
 
 
 def rebuild_map(name: str, entry: dict[str, Any], in_features: int, room: int) -> FeatureMap:
-    """The feature map of an entry, its sizes checked first; its tensors come from the file, of `room` bytes."""
+    """The feature map of an entry, its sizes checked against the block and against `room`, the bytes of the file."""
     config, sizes = dict(entry["map"]), (in_features, entry["num_features"])
     if (config.get("in_features"), config.get("num_features")) != sizes:
         raise ValueError(f"the feature map of {name} must be {sizes[0]} -> {sizes[1]}; got {config}")
     try:
-        return from_config(config, (room // 2,))  # a number takes two bytes at least
+        return from_config(config, (room // 2,))  # a number takes at least two bytes
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"cannot make the feature map of {name}: {error}") from error
 
 
+def _modules(
+    ffn: FFN, entry: dict[str, Any], feature_map: FeatureMap | None, place: dict[str, Any]
+) -> tuple[nn.Module, nn.Module | None, nn.Module]:
+    """New modules (up, gate, down) for a block."""
+    d, width, out, kind = ffn.in_features, ffn.width, ffn.out_features, entry["kind"]
+    m = entry.get("num_features", d if kind == "linear" else 0)
+    if kind != "atoms":
+        up = SentinelIdentity(d, **place) if feature_map is None else Features(feature_map, **place)
+        return up, None, Constant(out, **place) if kind == "drop" else zeros(m, out, True, place)
+    if m > width:
+        raise ValueError(f"{ffn.name} has {width} neurons; num_features={m} atoms cannot be taken from them")
+    if isinstance(ffn.slot("up"), Conv1D) and m == width == d:
+        raise ValueError(f"{ffn.name} with all its {m} neurons is the old block; leave it as it is")
+    gate = zeros(d, m, ffn.gate_bias() is not None, place) if ffn.gated else None
+    # With all neurons the shapes are the old ones, and a file must not have a bias that plain transformers ignores.
+    down = zeros(m, out, m < width or ffn.down_bias() is not None, place)
+    return zeros(d, m, ffn.up_bias() is not None, place), gate, down
+
+
 def _swap(ffn: FFN, entry: dict[str, Any], feature_map: FeatureMap | None, place: dict[str, Any]) -> Replacement:
-    _check_entry(ffn.name, entry)
-    row, d, width, out, kind = ffn.row, ffn.in_features, ffn.width, ffn.out_features, entry["kind"]
+    up, gate, down = _modules(ffn, entry, feature_map, place)
+    row, kind = ffn.row, entry["kind"]
     slots = {which: ffn.slot(which) for which in ("up", "gate", "activation", "down")}
     paths = {getattr(row, which): module for which, module in slots.items() if getattr(row, which)}
     old_entry = getattr(getattr(ffn.configs[0], "quantization_config", None), "blocks", {}).get(ffn.name)
-    m = entry.get("num_features", d if kind == "linear" else 0)
-    gate: Any = None
-    if kind == "atoms":
-        if m > width:
-            raise ValueError(f"{ffn.name} has {width} neurons; num_features={m} atoms cannot be taken from them")
-        if isinstance(slots["up"], Conv1D) and m == width == d:
-            raise ValueError(f"{ffn.name} with all its {m} neurons is the old block; leave it as it is")
-        up: Any = zeros(d, m, slots["up"].bias is not None, place)
-        gate = zeros(d, m, slots["gate"].bias is not None, place) if ffn.gated else None
-        # all neurons: the shapes are the old ones, and a file must not have a bias that plain transformers ignores
-        down: Any = zeros(m, out, m < width or slots["down"].bias is not None, place)
-    else:
-        up = Pass(d, **place) if feature_map is None else Features(feature_map, **place)
-        down = Constant(out, **place) if kind == "drop" else zeros(m, out, True, place)
     note_(ffn.configs, ffn.name, entry)
     if kind != "atoms" and ffn.gated:
         parent = row.up.rpartition(".")[0]
@@ -307,12 +328,12 @@ def set_slot(block: nn.Module, path: str, module: Any) -> None:
     parent, _, name = path.rpartition(".")
     owner = block.get_submodule(parent)
     if name in owner._modules and not isinstance(module, nn.Module):
-        delattr(owner, name)  # an activation may be a function, which torch keeps out of a module's place
+        delattr(owner, name)  # an activation may be a function, which torch does not assign over a module
     setattr(owner, name, module)
 
 
-def note_(configs: Iterable[Any], name: str | None, entry: dict[str, Any] | None) -> None:
-    """Note in a model's configurations what replaced a block, or the pooler (name None), or take the note away."""
+def note_(configs: Iterable[PretrainedConfig], name: str | None, entry: dict[str, Any] | None) -> None:
+    """Write into a model's configurations what replaced a block, or the pooler (name None); None removes the entry."""
     for config in configs:
         old = getattr(config, "quantization_config", None)
         if old is not None and dict(old).get("quant_method") != METHOD:

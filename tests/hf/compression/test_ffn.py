@@ -152,7 +152,7 @@ def test_plan_without_batches():
     sizes = plan(model, keep=0.25)
     assert [(b.kind, b.num_features, b.width) for b in sizes.blocks] == [("atoms", WIDTH // 4, WIDTH)] * 2
     block, ffn = sizes.blocks[0], find_ffns(model)[0]
-    assert block.parameters_before == ffn.parameters == 16 * 32 + 32 + 32 * 16 + 16
+    assert block.parameters_before == ffn.num_parameters == 16 * 32 + 32 + 32 * 16 + 16
     assert (block.parameters, block.multiply_adds) == (16 * 8 + 8 + 8 * 16 + 16, 2 * 16 * 8)
     assert [b.name for b in plan(model, keep=0.5, layers="top-1").blocks] == ["encoder.layer.1"]
     assert [b.name for b in plan(model, keep=0.5, layers=[0]).blocks] == ["encoder.layer.0"]

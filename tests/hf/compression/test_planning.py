@@ -236,7 +236,7 @@ def test_sizes_are_met_or_refused(row, features, dtype):
 
 
 def _sizes(model):
-    return sum(t.numel() for t in model.state_dict().values()), sum(ffn.parameters for ffn in find_ffns(model))
+    return sum(t.numel() for t in model.state_dict().values()), sum(ffn.num_parameters for ffn in find_ffns(model))
 
 
 def test_speedups_are_met_or_refused(bert):

@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from snnk import _checks
-from snnk.hf.replace import Features, Pass, note_, rebuild_map, set_slot, zeros
+from snnk.hf.replace import Features, SentinelIdentity, note_, rebuild_map, set_slot, zeros
 from snnk.maps import FeatureMap
 from snnk.maps.files import to_config
 from snnk.nn.linear import SNNKLinear
 
 
-class Layer(Pass):
+class Layer(SentinelIdentity):
     """An SNNKLinear, with a `weight` of shape [0] under the key of the dense layer that it replaces."""
 
     def __init__(self, inner: SNNKLinear) -> None:
@@ -46,7 +46,7 @@ class FirstToken(nn.Module):
         return x if self.out_proj is None else self.out_proj(self.dropout(x))
 
 
-class Signed(Pass):
+class Signed(SentinelIdentity):
     """(h, -h) of h = inner(x): a ReLU behind it loses nothing, and dropout behind that acts as it would on h."""
 
     def __init__(self, inner: nn.Module, old: nn.Linear) -> None:
@@ -70,7 +70,7 @@ class Unsigned(nn.Module):
         return self.linear(positive - negative)
 
 
-class Inserted(Pass):
+class Inserted(SentinelIdentity):
     """A pooler in front of a classifier that has none."""
 
     def __init__(self, dense: nn.Module, out_proj: nn.Linear, old: nn.Linear) -> None:
@@ -187,7 +187,7 @@ class Pooler:
         linear = isinstance(self.classifier, nn.Linear)
         if self.site.form == "insert":
             return linear
-        return isinstance(self.dense, nn.Linear | Pass) and (linear or self.site.in_base)
+        return isinstance(self.dense, nn.Linear | SentinelIdentity) and (linear or self.site.in_base)
 
     def put_(self, module: nn.Module, classifier: nn.Linear | None = None) -> None:
         """Put a module in the place of dense layer and activation, and a linear layer in that of the classifier."""

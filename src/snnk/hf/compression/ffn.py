@@ -178,7 +178,7 @@ def compress_(
         cache, cut = ActivationCache(model, [*training, *held]), len(training)
         for ffn in ffns:
             block, began = by_name[ffn.name], time.monotonic()
-            done = BlockReport(ffn.name, block.kind, block.num_features, ffn.parameters, ffn.parameters)
+            done = BlockReport(ffn.name, block.kind, block.num_features, ffn.num_parameters, ffn.num_parameters)
             if block.kind != KEPT:
                 inputs, residuals = cache.advance(ffn)
                 rows, test = (
@@ -189,10 +189,10 @@ def compress_(
                 streams[ffn.name] = streams[ffn.name][cut:]  # of the rest nothing is needed any more
                 new = _fit(ffn, block, rows, refine, seed, undo)
                 error = test.error(ffn)
-                done = replace(done, parameters=ffn.parameters, error=error)
+                done = replace(done, parameters=ffn.num_parameters, error=error)
                 if max_error is not None and not error <= max_error:
                     new.restore_()
-                    done = replace(done, kind=KEPT, num_features=None, parameters=ffn.parameters, refused=True)
+                    done = replace(done, kind=KEPT, num_features=None, parameters=ffn.num_parameters, refused=True)
                 else:
                     replacements.append(new)
             reports.append(replace(done, seconds=time.monotonic() - began))

@@ -28,7 +28,7 @@ from snnk.hf.architectures import FFN, choose_layers, find_ffns
 from snnk.hf.cost import stored
 from snnk.hf.models import check_batches, evaluating, in_memory, place
 from snnk.hf.record import Observation, observe, tokens_of
-from snnk.hf.replace import replace_
+from snnk.hf.replace import cost_after
 from snnk.maps import ArcCosine, FeatureMap, ProjectedURF
 from snnk.ridge.atoms import choose_atoms
 from snnk.ridge.sums import RidgeStats
@@ -115,7 +115,7 @@ class Plan:
     def check(self, model: Any) -> list[FFN]:
         """The blocks of the model that the plan is for, their weights in memory, or a ValueError."""
         ffns = find_ffns(model)
-        found = {ffn.name: (ffn.width, ffn.parameters) for ffn in ffns}
+        found = {ffn.name: (ffn.width, ffn.num_parameters) for ffn in ffns}
         wanted = {block.name: (block.width, block.parameters_before) for block in self.blocks}
         if self.model_type != model.config.model_type or wanted.items() - found.items():
             raise ValueError(
@@ -181,7 +181,7 @@ def plan(
         raise ValueError(f"{', '.join(replaced)} were replaced already; start from the original model")
     budget, unit = _budget(model, ffns, keep, target_size, target_speedup)
     if batches is None:
-        share = budget / sum(getattr(ffn, unit) for ffn in ffns)
+        share = budget / sum(getattr(ffn.cost, unit) for ffn in ffns)
         same = [_share(ffn, features, share, unit, target=keep is None) for ffn in ffns]
         return Plan(model.config.model_type, tuple(same))
     if features != "atoms":
@@ -288,7 +288,7 @@ def _share(ffn: FFN, features: str, share: float, unit: str, target: bool) -> Bl
         return _option(ffn, features, count) if count < ffn.width else _option(ffn, KEPT, None)
     if share >= 1:
         return _option(ffn, KEPT, None)
-    allowed = share * getattr(ffn, unit) + 1e-6  # rounding must not cost two features
+    allowed = share * getattr(ffn.cost, unit) + 1e-6  # rounding must not cost two features
     two, four = (getattr(_option(ffn, features, m), unit) for m in (2, 4))
     count = 2 + int((allowed - two) // (four - two)) * 2  # what features cost is linear in their number
     if count < 2 and target:
@@ -302,18 +302,16 @@ def _share(ffn: FFN, features: str, share: float, unit: str, target: bool) -> Bl
 
 def _most(ffn: FFN, kind: str) -> int:
     """Features that a block may have: its neurons, or so many random ones that their matrix is as large as it is."""
-    return ffn.width if kind == "atoms" else ffn.parameters // ffn.out_features
+    return ffn.width if kind == "atoms" else ffn.num_parameters // ffn.out_features
 
 
 def _option(ffn: FFN, kind: str, count: int | None, error: float | None = None) -> BlockPlan:
-    before = ffn.parameters, ffn.multiply_adds
-    after, width = before, ffn.width
+    before = after = ffn.cost
     if kind != KEPT:
         random = make_map(ffn, kind, count, device="meta") if kind in FEATURES[1:] and count else None
-        new = replace_(ffn, kind if random is None else random, None if random else count, device="meta")
-        after = ffn.parameters, ffn.multiply_adds
-        new.restore_()
-    return BlockPlan(ffn.name, kind, count, width, before[0], after[0], before[1], after[1], error)
+        after = cost_after(ffn, kind, count) if random is None else cost_after(ffn, random)
+    sizes = before.parameters, after.parameters, before.multiply_adds, after.multiply_adds
+    return BlockPlan(ffn.name, kind, count, ffn.width, *sizes, error)
 
 
 def make_map(ffn: FFN, kind: str, count: int, *, seed: int = 0, device: Any = None) -> FeatureMap:
@@ -327,7 +325,7 @@ def _budget(model: Any, ffns: list[FFN], keep: Any, size: Any, speedup: Any) -> 
     """What the blocks may take, and the attribute of a block plan that says it."""
     if sum(x is not None for x in (keep, size, speedup)) != 1:
         raise ValueError(f"give one of keep, target_size, target_speedup; got {keep!r}, {size!r}, {speedup!r}")
-    here = sum(ffn.parameters for ffn in ffns)
+    here = sum(ffn.num_parameters for ffn in ffns)
     if keep is not None:
         if not _is_number(keep) or not 0 < keep <= 1:
             raise ValueError(f"keep must be above 0 and at most 1; got {keep!r}")
