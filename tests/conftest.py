@@ -17,3 +17,29 @@ def run(capsys):
         return stop.value.code, out, err
 
     return call
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """`snnk compress` measures latency as briefly as it can."""
+    monkeypatch.setattr("snnk.hf.compression.report.SECONDS", 0.0)
+
+
+@pytest.fixture
+def bert(tmp_path):
+    """The folder of a tiny model with its tokenizer."""
+    from helpers.heads import make
+    from helpers.texts import save
+
+    return save(make("BertModel"), tmp_path / "bert")
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """A file of lines for the tiny model; train.tsv beside it has the same lines with labels."""
+    from helpers.texts import make_texts
+
+    lines = make_texts(120)
+    (tmp_path / "texts.txt").write_text("\n".join(lines))
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"{line}\t{len(line) % 2}\n" for line in lines))
+    return tmp_path / "texts.txt"

@@ -2,10 +2,9 @@
 
     make lock
 
-constraints.txt is where versions are chosen; this adds what those packages need in turn, for all versions of Python
-and all systems at once, and the SHA-256 of each file that the index has of them. torch is left out, with the CUDA
-libraries that only it needs: its builds for processors and for GPUs have other hashes under the same version, and
-which one is right depends on the machine. constraints.txt alone pins it.
+constraints.txt chooses versions. The lock adds the packages that those need in turn, for all versions of Python and all
+systems, and the SHA-256 of each of their files in the index. torch is left out, with the CUDA libraries that only it
+needs: its builds for processors and for GPUs have one version but different hashes. constraints.txt alone pins it.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements.lock"
 PYTHON = "3.10"  # the oldest version of Python that pyproject.toml allows
 OUTSIDE = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)==")
-BUILD = "hatchling"  # what builds the package itself is locked too
+BUILD = "hatchling"  # builds the package itself
 HEADER = """\
 # Written by `make lock`; do not edit. Versions are chosen in constraints.txt, which also pins torch, left out here.
 """
 
 
 def compile_lock(requirements: Path) -> str:
-    """The output of `uv pip compile`: blocks of a requirement and its hashes, for every platform."""
+    """Return the output of `uv pip compile`: one block per package, with its hashes for every platform."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", str(requirements), "--extra", "dev"]
     command += ["--constraints", "constraints.txt", "--universal", "--python-version", PYTHON, "--generate-hashes"]
     command += ["--no-header", "--no-annotate", "--quiet"]
@@ -35,7 +34,7 @@ def compile_lock(requirements: Path) -> str:
 
 
 def without_torch(text: str) -> str:
-    """The blocks of all packages that do not depend on which build of torch a machine has."""
+    """Remove the blocks of torch and of packages that depend on its build."""
     blocks = re.split(r"^(?=\S)", text, flags=re.MULTILINE)
     return "".join(block for block in blocks if block and not OUTSIDE.match(block))
 

@@ -1,4 +1,4 @@
-"""What a figure depends on beside its configuration: versions, processor, the instructions that torch uses, threads."""
+"""The environment that a figure was measured in: versions, processor, instruction set and threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGES = ("numpy", "scipy", "transformers", "peft", "accelerate", "scikit-lear
 
 
 def environment() -> dict[str, str]:
-    """Versions of what is installed, and the processor with the capability that torch computes with.
+    """Return the versions of installed packages, and the processor with the instruction set that torch uses.
 
     Example:
         >>> sorted({"torch", "processor", "capability"} & environment().keys())
@@ -28,7 +28,7 @@ def environment() -> dict[str, str]:
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "processor": _processor(),
-        # ATEN_CPU_CAPABILITY or the best of the processor: results agree between these but for rounding
+        # ATEN_CPU_CAPABILITY, or the best of the processor. Results of different instruction sets differ by rounding.
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
     }
@@ -42,7 +42,7 @@ def _version(name: str) -> str:
 
 
 def _processor() -> str:
-    """The name that the processor gives itself; Linux alone has it in a file."""
+    """Return the name of the processor's model, which only Linux has in a file."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             for line in file:

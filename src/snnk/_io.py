@@ -39,7 +39,7 @@ NAME_ROOM = 64  # bytes that the names of temporary files, locks and checkpoints
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary file, made already, that takes the place of `path` when the block ends; an error leaves nothing.
+    """Yield an empty temporary file that takes the place of `path` when the block ends. An error leaves no file.
 
     Example:
         >>> import tempfile
@@ -60,7 +60,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary folder that takes the name `path`, where nothing may be, when the block ends."""
+    """Yield a temporary folder that takes the name `path` when the block ends; nothing may have that name."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path)
@@ -70,20 +70,20 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             if not part.is_symlink():
                 _flush(part)
         _flush(temporary)
-        if path.exists() or path.is_symlink():  # made meanwhile, and a rename would replace an empty folder
-            raise FileExistsError(f"{path} exists already, so nothing was written; name a folder that does not exist")
+        if os.path.lexists(path):  # another process made it meanwhile; a rename would replace an empty folder
+            raise FileExistsError(f"the output {path} exists already, so nothing was written; choose another name")
         temporary.rename(path)
         _flush(path.parent)
 
 
 def remove_leftovers(path: str | os.PathLike[str]) -> list[Path]:
-    """Remove temporary files, folders and the lock for `path` that killed runs have left, and return their names."""
+    """Remove the temporary files, folders and lock that killed runs have left for `path`; returns their paths."""
     path = Path(path)
     return _remove(path.parent, re.compile(rf"\.{re.escape(path.name)}\.([0-9a-f]{{32}}\.tmp|lock)"))
 
 
 def remove_leftovers_in(folder: str | os.PathLike[str]) -> list[Path]:
-    """Remove what killed runs have left in a folder, whatever it was for, and return the names."""
+    """Remove all temporary files and folders that killed runs have left in a folder; returns their paths."""
     return _remove(Path(folder), re.compile(r"\..+\.[0-9a-f]{32}\.tmp"))
 
 
@@ -100,14 +100,13 @@ def _remove(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
 
 @contextmanager
 def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
-    """Hold the lock file `path` while the block runs, and remove it afterwards.
+    """Hold a lock file while the block runs, and remove it afterwards.
 
-    Whether there is something to do must be looked up inside the block: a run that held the lock before may have
-    finished it.
+    Check inside the block whether the work is still to be done: the run that held the lock before may have done it.
 
     Args:
-        path: name of the lock file.
-        what: the output that it protects, for the error if another process holds it.
+        path: the lock file.
+        what: the output that it protects; the error names it if another process holds the lock.
     """
     path = Path(path)
     while True:
@@ -153,7 +152,7 @@ def check_out(path: str | os.PathLike[str], *, new: bool = True) -> None:
 
 @contextmanager
 def locked_output(path: str | os.PathLike[str]) -> Iterator[list[Path]]:
-    """Hold the lock of an output that is to be made; what killed runs have left of it is removed, and named."""
+    """Hold the lock of an output while the block runs; yields the paths of what killed runs had left, now removed."""
     path = Path(path)
     made = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,20 +160,20 @@ def locked_output(path: str | os.PathLike[str]) -> Iterator[list[Path]]:
         with locked(path.with_name(f".{path.name}.lock"), str(path)):
             yield remove_leftovers(path)
     finally:
-        with suppress(OSError):  # a run that fails leaves no empty folders
+        with suppress(OSError):  # a failed run leaves no empty folders
             for parent in made:
                 parent.rmdir()
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write a value as JSON, whole or not at all; NaN and infinity, which JSON does not have, raise a ValueError."""
+    """Write a value as JSON, whole or not at all. NaN and infinity raise a ValueError, as JSON has neither."""
     text = json.dumps(value, indent=1, allow_nan=False) + "\n"
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def read_json(path: str | os.PathLike[str], what: str) -> Any:
-    """The value in a JSON file; a ValueError says why it is not `what`, such as "a plan of snnk"."""
+    """Return the value in a JSON file; the error for a bad file names what it should be, such as "a plan of snnk"."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -227,7 +226,7 @@ def safetensors() -> Any:
 
 @contextmanager
 def _temporary(path: Path, folder: bool) -> Iterator[Path]:
-    """A locked temporary name for `path`; removed at the end if it is still there."""
+    """Yield a locked temporary name for `path`; it is removed at the end if it is still there."""
     temporary, descriptor = _claim(path, folder)
     try:
         yield temporary

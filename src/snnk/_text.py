@@ -1,6 +1,6 @@
-"""Text that comes from files (names of columns, classes, folders and models) where people read it.
+"""Safe display of text that comes from files: names of columns, classes, folders and models.
 
-Such text is data: on a terminal it sends no escape sequence, in a card it makes no heading, link or HTML.
+Such text is data. On a terminal it sends no escape sequence, and in a model card it makes no heading, link or HTML.
 """
 
 from __future__ import annotations
@@ -8,18 +8,17 @@ from __future__ import annotations
 import re
 import unicodedata
 from html import escape
-from typing import Any
 
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, marks that reorder text, halves of characters, line ends
-LONGEST = 4000
+LONGEST = 4000  # characters of an error message
 
 
-def printable(text: Any, *, lines: bool = False) -> str:
-    r"""Text with every control character, and every mark that is not seen, written out as an escape.
+def printable(text: object, *, lines: bool = False) -> str:
+    r"""Return text with every control character and every invisible mark written out as an escape.
 
     Args:
-        text: any value; its `str` is taken.
-        lines: keep line breaks, of a text that is several lines of our own.
+        text: a value of any type, converted by `str`.
+        lines: keep line breaks.
 
     Example:
         >>> printable("\x1b[31mred\n"), printable("a\nb\r", lines=True)
@@ -31,7 +30,7 @@ def printable(text: Any, *, lines: bool = False) -> str:
     return "".join(_shown(c) if unicodedata.category(c) in HIDDEN and not (lines and c == "\n") else c for c in found)
 
 
-def _joined(text: Any) -> str:
+def _joined(text: object) -> str:
     return re.sub(r"[ \t\r\n]+", " ", str(text)).strip(" ")
 
 
@@ -39,19 +38,19 @@ def _shown(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def one_line(text: Any) -> str:
-    """The same of an error message: on one line, and without the middle of one that goes on for pages."""
+def one_line(text: object) -> str:
+    """Return printable text on one line; a very long message loses its middle."""
     found = printable(_joined(text))
     return found if len(found) <= LONGEST else f"{found[: LONGEST * 3 // 4]} ... {found[-LONGEST // 4 :]}"
 
 
-def html(text: Any) -> str:
-    """Text for an element or an attribute of a page."""
+def html(text: object) -> str:
+    """Return text for an element or an attribute of an HTML page."""
     return escape(printable(text))
 
 
-def markdown(text: Any) -> str:
-    r"""Text for one line of Markdown: without HTML, emphasis, code, links or pictures, and inside its cell of a table.
+def markdown(text: object) -> str:
+    r"""Return text for one line of Markdown or one cell of a table; it makes no HTML, emphasis, code, link or picture.
 
     Example:
         >>> markdown("[a](http://b) | <i>")
@@ -63,8 +62,8 @@ def markdown(text: Any) -> str:
     return found.replace("://", "\\://").replace("www.", "www\\.")
 
 
-def code(text: Any) -> str:
-    """Text as code in a line of Markdown, between more backticks than it has in a row.
+def code(text: object) -> str:
+    """Return text as code in a line of Markdown, between more backticks than it has in a row itself.
 
     Example:
         >>> code("a"), code("a`b")

@@ -10,31 +10,10 @@ from snnk.hf.calibration import load_calibration
 from snnk.hf.models import token_limit
 
 from helpers.compression import TINY, check_page
-from helpers.texts import make_images, make_texts, make_tokenizer
+from helpers.heads import make
+from helpers.texts import make_images, make_tokenizer, save
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr("snnk.hf.compression.report.SECONDS", 0.0)
-
-
-@pytest.fixture
-def texts(tmp_path):
-    path = tmp_path / "texts.txt"
-    path.write_text("\n".join(make_texts(120)))
-    return path
-
-
-def save(model, folder, processor=None):
-    model.save_pretrained(folder)
-    (processor or make_tokenizer()).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def bert(tmp_path):
-    torch.manual_seed(0)
-    return save(transformers.BertModel(transformers.BertConfig(**TINY)).eval(), tmp_path / "bert")
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def outputs(model, batches):
@@ -95,8 +74,7 @@ def test_the_folder_loads_and_equals_the_model_in_memory(run, bert, texts, tmp_p
 
 
 def test_a_head_is_kept_and_options_reach_the_plan(run, texts, tmp_path):
-    torch.manual_seed(0)
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(**TINY, num_labels=3)).eval()
+    model = make("BertForSequenceClassification", num_labels=3)
     folder, out = save(model, tmp_path / "head"), tmp_path / "out"
     options = ["--layers", "1", "--features", "relu", "--keep", 0.8, "--recover", 2]
     code, text, _ = run("compress", folder, "--calibration", texts, *options, "--out", out)
@@ -119,9 +97,7 @@ def test_a_head_is_kept_and_options_reach_the_plan(run, texts, tmp_path):
     ],
 )
 def test_heads_of_every_kind(run, texts, tmp_path, name, options, compared, figures):
-    kind = getattr(transformers, name)
-    torch.manual_seed(0)
-    folder = save(kind(kind.config_class(**TINY, **options)).eval(), tmp_path / "model")
+    folder = save(make(name, **options), tmp_path / "model")
     code, out, err = run(
         "compress", folder, "--calibration", texts, "--refine", 0, "--recover", 2, "--out", tmp_path / "out"
     )
@@ -136,8 +112,7 @@ def test_heads_of_every_kind(run, texts, tmp_path, name, options, compared, figu
 
 
 def test_a_model_in_float16(run, texts, tmp_path):
-    torch.manual_seed(0)
-    folder = save(transformers.BertModel(transformers.BertConfig(**TINY)).eval().half(), tmp_path / "half")
+    folder = save(make("BertModel").half(), tmp_path / "half")
     options = ["--refine", 2, "--recover", 20, "--keep", 0.5]
     assert run("compress", folder, "--calibration", texts, *options, "--out", tmp_path / "out")[0] == 0
     loaded = transformers.AutoModel.from_pretrained(tmp_path / "out")

@@ -7,13 +7,14 @@ from pathlib import Path
 from string import ascii_lowercase
 
 import pytest
-import torch
-import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from snnk.cli import demo
 
-from helpers.compression import TINY, check_page
+from helpers.compression import check_page
+from helpers.heads import make
+from helpers.texts import save
 
 
 def test_shipped_sentences():
@@ -48,19 +49,16 @@ def test_demo_download(tmp_path, monkeypatch):
         demo.fetch_model(tmp_path / "again")
 
 
-def test_demo(run, tmp_path, monkeypatch):
+def test_demo(run, quick, tmp_path, monkeypatch):
     fetched = []
     letters = Tokenizer(models.WordLevel({c: i for i, c in enumerate("#" + " .,?'-" + ascii_lowercase)}, unk_token="#"))
     letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=letters, unk_token="#", model_max_length=16)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, unk_token="#", model_max_length=16)
 
     def fetch(folder):
         fetched.append(folder)
-        torch.manual_seed(0)
-        transformers.BertModel(transformers.BertConfig(**TINY)).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        save(make("BertModel"), folder, tokenizer)
 
-    monkeypatch.setattr("snnk.hf.compression.report.SECONDS", 0.0)
     monkeypatch.setattr(demo, "fetch_model", fetch)
     for _ in range(2):  # the second run finds the model of the first
         code, out, _ = run("demo", "--out", tmp_path / "demo")

@@ -65,7 +65,7 @@ def test_the_help_shows_how_hub_names_are_written(run, monkeypatch):
     ("options", "message"),
     [
         (["--method", "lorra"], "did you mean 'lora'"),
-        (["--label", "score"], "its columns are 'sentence', 'label'"),
+        (["--label", "score"], "its columns are sentence, label"),
         (["--task", "cola"], "give either train"),
         (["--regression", "--classification"], "exclude each other"),
         (["--learning-rate", -1], "learning_rate must be a positive number"),

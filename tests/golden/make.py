@@ -2,9 +2,10 @@
 
     python tests/golden/make.py tests/golden/0.1.0-2
 
-The outputs are those of the version that runs this script. tests/golden/test_golden.py loads every such folder with the
-present version and demands the same outputs. Run it after a change of a format, and never change what it has written.
-0.1.0 is from before files noted the precision of features, the bias of bundles and the package that adapters need.
+test_golden.py loads every such folder with the present version and demands the outputs of the version that wrote it.
+Run this script after a change of a format, and never change a folder that it has written. It uses no helpers of other
+tests, because the inputs must stay as they were. Folder 0.1.0 is older than three fields: the precision of features,
+the bias of bundles, and the package that adapters need.
 """
 
 import json
@@ -36,7 +37,7 @@ X = torch.sin(torch.arange(40, dtype=torch.float64)).reshape(10, 4)
 
 
 def table():
-    """64 rows with numbers, a category, and a class and a number to predict."""
+    """Return 64 rows with numbers, a category, and two targets: a class and a number."""
     x = np.sin(np.arange(128)).reshape(64, 2)
     colour = np.array(["red", "green", "blue"])[np.arange(64) % 3]
     return pa.table({"a": x[:, 0], "b": x[:, 1] * 100 + 3, "colour": colour, "y": x[:, 0] * x[:, 1], "k": x[:, 0] > 0})
@@ -139,10 +140,10 @@ def make_adapters(out):
 
 
 def make_tuned(out):
-    """Through the command's own function, on a folder that is removed afterwards."""
+    """Fine-tune in a temporary folder, so that files name no folder of this machine."""
     found = {}
     with tempfile.TemporaryDirectory() as name:
-        os.chdir(name)  # files must not name a folder of this machine
+        os.chdir(name)
         bert().save_pretrained("base")
         tokenizer().save_pretrained("base")
         rows = [f"w{i % 41} w{i * 5 % 41} w{i * 11 % 41}\t{'yes' if i % 2 else 'no'}" for i in range(48)]

@@ -1,4 +1,4 @@
-"""Files that earlier versions wrote load, and give the outputs that they gave then."""
+"""Files of earlier versions load and give the same outputs as in their version."""
 
 import json
 import runpy
@@ -21,7 +21,7 @@ MAKE = runpy.run_path(str(HERE / "make.py"))
 
 
 def cases(part):
-    """(folder, name, expected) for every version and every file of one part."""
+    """Parametrise by (folder, name, expected), for every version and every file of one part."""
     found = []
     for version in VERSIONS:
         expected = json.loads((HERE / version / "expected.json").read_text())[part]

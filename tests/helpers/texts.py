@@ -1,4 +1,4 @@
-"""A tiny tokenizer, texts and images."""
+"""A tiny tokenizer, texts and images, and folders of models with them."""
 
 import torch
 from PIL import Image
@@ -16,6 +16,13 @@ def make_tokenizer(**special):
     words.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
     special = special or {"pad_token": "[PAD]"}
     return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", model_max_length=64, **special)
+
+
+def save(model, folder, processor=None):
+    """Save a model with the tiny tokenizer, or another processor; returns the folder."""
+    model.save_pretrained(folder)
+    (processor or make_tokenizer()).save_pretrained(folder)
+    return folder
 
 
 def make_texts(count=60, seed=0):

@@ -4,8 +4,8 @@ Three groups differ in what a loader can notice:
 
 - `raw` damage changes any bytes. Inside the numbers of a tensor, or a digit of JSON, no loader can notice it.
 - `json` damage replaces, removes or adds a value of a JSON document, which stays well-formed.
-- `header` damage changes what a safetensors file says about its tensors. A loader must refuse it: there is no other
-  model that the changed header describes correctly.
+- `header` damage changes the description of tensors in a safetensors file. A loader must refuse it, because the changed
+  header describes no other model correctly.
 """
 
 import json
@@ -113,7 +113,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def change_json(value: Any, random: Random) -> Any:
-    """The document with one value replaced by a hostile one, removed, repeated, or with a key too many."""
+    """Replace one value of the document by a hostile one, remove or repeat it, or add a key."""
     path = random.choice(places(value))
     if not path:
         return random.choice(HOSTILE)
@@ -155,7 +155,7 @@ def damage_json(data: bytes, random: Random) -> bytes:
 
 
 def damage_lines(data: bytes, random: Random) -> bytes:
-    """The same of one line of JSONL."""
+    """Damage one line of JSONL."""
     lines = data.splitlines()
     i = random.randrange(len(lines))
     lines[i] = damage_json(lines[i], random)
@@ -174,7 +174,7 @@ def join_header(header: dict[str, Any], body: bytes) -> bytes:
 
 
 def damage_metadata(data: bytes, random: Random) -> bytes:
-    """One value of the metadata, or of the JSON inside it, becomes another; values stay strings."""
+    """Change one value of the metadata, or of the JSON inside it; values stay strings."""
     header, body = split_header(data)
     metadata = header.get("__metadata__")
     if not metadata:
@@ -191,7 +191,7 @@ def damage_metadata(data: bytes, random: Random) -> bytes:
 
 
 def damage_header(data: bytes, random: Random) -> bytes:
-    """One tensor gets another name, shape, dtype or place, or is missing; or there is one too many."""
+    """Give one tensor another name, shape, dtype or place, remove it, or add a tensor."""
     header, body = split_header(data)
     names = sorted(name for name in header if name != "__metadata__")
     name = random.choice(names)
@@ -221,7 +221,7 @@ def damage_header(data: bytes, random: Random) -> bytes:
 
 
 def damage(name: str, data: bytes, random: Random) -> tuple[str, bytes]:
-    """One damage to a file of that name: its group and name, and the changed bytes."""
+    """Damage a file in a way that suits its name; returns the group and name of the damage, and the changed bytes."""
     own: list[tuple[str, Callable[[bytes, Random], bytes]]] = []
     if name.endswith(".json"):
         own = [("json", damage_json)] * 3

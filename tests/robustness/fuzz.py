@@ -40,7 +40,13 @@ from random import Random
 from typing import Any
 
 import torch
-from damage import damage
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+if __name__ == "__main__":
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read at import; a damaged name of a base model may be one of the hub
+from helpers.heads import make
+from helpers.texts import make_images, make_texts, make_tokenizer, save
+from robustness.damage import damage
 
 SECONDS = 10.0  # for one case; each takes well under one on a processor that others use too
 MEMORY = 1 << 30  # beyond what the process holds before the first case
@@ -71,38 +77,11 @@ class Kind:
 
 # --- the files ---------------------------------------------------------------------------------------------------
 
-TINY = {
-    "hidden_size": 8,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "vocab_size": 43,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,
-}
-WORDS = [f"w{i}" for i in range(40)]
 TOKENS = {"input_ids": torch.tensor([[2, 3, 4, 5], [2, 40, 7, 9]])}
 
 
-def make_tokenizer() -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(["[PAD]", "[UNK]", "[CLS]", *WORDS])}, "[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]", model_max_length=64)
-
-
 def make_bert(kind: str = "BertModel", **options: Any) -> Any:
-    import transformers
-
-    torch.manual_seed(0)
-    return getattr(transformers, kind)(transformers.BertConfig(**TINY, **options)).eval()
-
-
-def make_texts(count: int = 40) -> list[str]:
-    random = Random(0)
-    return [" ".join(random.choices(WORDS, k=random.randrange(3, 9))) for _ in range(count)]
+    return make(kind, initializer_range=0.2, **options)
 
 
 @torch.no_grad()
@@ -249,8 +228,7 @@ def make_compressed(folder: Path, kind: str = "atoms", head: str = "BertModel") 
     model, torch_rows = make_bert(head), torch.Generator().manual_seed(0)
     batches = [{"input_ids": torch.randint(43, (8, 10), generator=torch_rows)} for _ in range(12)]
     hf.compress_(model, hf.plan(model, keep=0.5, features=kind), batches, refine=0)
-    model.save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
+    save(model, folder)
 
 
 def load_compressed(folder: Path) -> Any:
@@ -306,9 +284,8 @@ def make_finetuned(folder: Path, method: str = "linear-probe", pooling: str = "m
     from snnk.finetune import FinetuneConfig, finetune
 
     base = folder / "base"
-    make_bert().save_pretrained(base)
-    make_tokenizer().save_pretrained(base)
-    rows = [f"{text}\t{'yes' if 'w1' in text else 'no'}" for text in make_texts()]
+    save(make_bert(), base)
+    rows = [f"{text}\t{'yes' if 'w1' in text else 'no'}" for text in make_texts(40)]
     (folder / "train.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
     config = FinetuneConfig(
         model=str(base),
@@ -377,7 +354,7 @@ def make_calibration(folder: Path, ending: str) -> None:
     import pyarrow as pa
     import pyarrow.parquet
 
-    texts, path = make_texts(), folder / f"texts.{ending}"
+    texts, path = make_texts(40), folder / f"texts.{ending}"
     if ending == "parquet":
         pyarrow.parquet.write_table(pa.table({"n": range(len(texts)), "text": texts}), path)
     elif ending == "jsonl":
@@ -401,15 +378,6 @@ def load_labelled(folder: Path, ending: str) -> Any:
     path = folder / f"texts.{ending}"
     columns = read_columns(path)
     return list(map(str, columns[text_column(columns, path)]))  # a label may be any value
-
-
-def make_images(folder: Path) -> None:
-    from PIL import Image
-
-    (folder / "images").mkdir()
-    for i in range(10):
-        pixels = torch.randint(256, (12, 14, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(i))
-        Image.fromarray(pixels.numpy()).save(folder / "images" / f"{i}.{('png', 'jpg')[i % 2]}")
 
 
 def load_images(folder: Path) -> Any:
@@ -457,7 +425,7 @@ KINDS = {
     "labelled JSONL": texts("jsonl", load_labelled),
     "labelled CSV": texts("csv", load_labelled),
     "labelled Parquet": texts("parquet", load_labelled),
-    "calibration images": Kind(make_images, load_images, loose=True),
+    "calibration images": Kind(lambda folder: make_images(folder / "images", 10) and None, load_images, loose=True),
     "table CSV": tables("csv"),
     "table Parquet": tables("parquet"),
     "table Arrow": tables("arrow"),
@@ -593,7 +561,6 @@ def forked(work: Callable[[Callable[[Any], None]], None]) -> tuple[int, int]:
 
 def prepare() -> None:
     """Import everything before the first fork, and do nothing else: threads do not survive a fork."""
-    os.environ["HF_HUB_OFFLINE"] = "1"  # read at import; a damaged name of a base model may be one of the hub
     import peft  # noqa: F401
     import pyarrow.dataset  # noqa: F401
     import transformers

@@ -1,8 +1,8 @@
-"""Kill compress, finetune and reproduce at every file event: `python killing.py FOLDER`, which prints JSON.
+"""Kill compress, finetune and reproduce at every file event: `python killing.py FOLDER` prints the outcome as JSON.
 
-A process that is killed leaves the files as they are at that moment. So one run of a command is watched, and its folder
-is copied before every event that changes it: each copy is what a kill at that event leaves. In each copy that differs
-from the others the command is run again; its result, and what else is in the folder then, is the answer.
+A process that is killed leaves the files as they are at that moment. One run of a command is therefore watched, and its
+folder is copied before every event that changes it: each copy is what a kill at that event would leave. The command
+runs again in each copy that differs from the others, and the folder after that run is the outcome.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ import transformers
 
 TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS))
-CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate"}  # audit events, as os.replace is a rename
+CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate"}  # audit events; os.replace raises os.rename
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-TIMED = {"metrics.json", "report.json", "report.html", "README.md"}  # these have seconds in them
+TIMED = {"metrics.json", "report.json", "report.html", "README.md"}  # these hold times in seconds
 watch = SimpleNamespace(folder=None, seen=lambda: None)
 
 
@@ -37,20 +37,20 @@ def hook(event, args):
 
 
 def tree(folder):
-    """Names, and a hash of contents, of everything in a folder; temporary names are all the same."""
+    """Map the names of everything in a folder to hashes of contents; all temporary names become one."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = "/".join(".tmp" if part.endswith(".tmp") else part for part in path.relative_to(folder).parts)
         timed = path.is_dir() or path.name in TIMED
         data = b"" if timed else path.read_bytes()
-        if path.name.startswith("tiny.") and path.suffix == ".json":  # rows have the commit, and git may be slow
+        if path.name.startswith("tiny.") and path.suffix == ".json":  # rows name the commit, and git may be slow
             data = repr([(row["i"], row["square"]) for row in json.loads(data)["rows"]]).encode()
         found[name] = hashlib.sha256(data).hexdigest()
     return found
 
 
 def kill(root, name, command, prepare=lambda folder: None):
-    """Trees of the folder after a run, and after runs that started from what each kill has left."""
+    """Return trees of the folder after a run, and after runs that started from what each kill has left."""
     first, copies, before, events = root / name / "first", [], [], 0
     first.mkdir(parents=True)
     prepare(first)
@@ -76,7 +76,7 @@ def kill(root, name, command, prepare=lambda folder: None):
 
 
 def disturb(root, command):
-    """What a command says, and leaves, when its disk is full and when its folder is removed while it writes."""
+    """Return the error of a command, and what it leaves, if the disk is full or its folder is removed meanwhile."""
     found = {}
     for what in ("full", "removed"):
         folder = root / what
@@ -109,9 +109,9 @@ def finetune(model, table):
     from snnk.finetune import FinetuneConfig
     from snnk.finetune import finetune as run
 
-    options = {"method": "lora", "pooling": "mean", "epochs": 2, "batch_size": 16, "features": 2, "resume": True}
+    options = {"method": "lora", "pooling": "mean", "epochs": 2, "batch_size": 16, "features": 2}
     return lambda folder: run(
-        FinetuneConfig(model=str(model), train=str(table), out=str(folder / "out"), **options),
+        FinetuneConfig(model=str(model), train=str(table), out=str(folder / "out"), **options), resume=True
     )
 
 
@@ -136,7 +136,7 @@ def reproduce():
     runs.load = lambda name: tiny
 
     def prepare(folder):
-        """A row of this configuration that has to come back, and rows of another that go aside."""
+        """Leave one row of this configuration, which has to come back, and rows of another, which go aside."""
         for size in (2, 3):
             list(
                 islice(rows(Config(size), records.Results(folder / "tiny.json", Config(size), source=NO_DATA), None), 1)
@@ -149,14 +149,13 @@ def reproduce():
 
 
 def main(root):
-    from helpers.texts import make_texts, make_tokenizer
+    from helpers.texts import make_texts, save
     from helpers.tuning import TINY, make_rows, write
 
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     model = root / "bert"
-    transformers.BertModel(transformers.BertConfig(**{**TINY, "num_hidden_layers": 1})).save_pretrained(model)
-    make_tokenizer().save_pretrained(model)
+    save(transformers.BertModel(transformers.BertConfig(**{**TINY, "num_hidden_layers": 1})), model)
     texts = root / "texts.txt"
     texts.write_text("\n".join(make_texts(40)))
     table = write(root / "train.tsv", *make_rows(40))

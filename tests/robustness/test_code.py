@@ -1,4 +1,4 @@
-"""No code of a model's folder ever runs, and nobody is asked whether it may."""
+"""Code in a model's folder never runs, and no command asks whether it may."""
 
 import ast
 import json
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from snnk.cli import main
 from snnk.finetune import finetune, load
 from snnk.finetune.config import FinetuneConfig
 from snnk.hf.folders import refuse_unsafe
@@ -28,7 +27,7 @@ def edit(file, **values):
 
 
 def plant(folder, canary):
-    """Every file of a folder that transformers, PEFT or sentence-transformers could take code from."""
+    """Write every file that transformers, PEFT or sentence-transformers could take code from."""
     for name in ("modeling_own.py", "custom_generate/generate.py", "__init__.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(CODE.format(canary=str(canary)))
@@ -52,19 +51,16 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_folder_with_code_of_its_own_is_refused(what, bert, texts, capsys, monkeypatch):
-    """By every command in one line; a question on the terminal would read "yes" from the input."""
+def test_a_folder_with_code_of_its_own_is_refused(what, run, bert, texts, monkeypatch):
+    """Every command refuses it in one line; a question on the terminal would be answered with "yes" here."""
     canary = bert.parent / "canary"
     plant(bert, canary)
     name, values = HOSTILE[what]
     edit(bert / name, **values)
     monkeypatch.setattr("builtins.input", lambda prompt: canary.touch() or "yes")
     for command, args in commands(bert, texts).items():
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main(args)
-        out, err = capsys.readouterr()
-        assert stop.value.code == 2 and err.count("\n") == 1 and name in err, (command, out, err)
+        code, out, err = run(*args)
+        assert code == 2 and err.count("\n") == 1 and name in err, (command, out, err)
         assert not canary.exists() and not (bert.parent / "out").exists(), command
 
 
@@ -102,7 +98,7 @@ def test_an_adapter_that_is_a_pickle_is_refused(bert, texts):
 
 
 def test_names_of_files_stay_in_the_folder(bert):
-    """Modules, parts of a model, and a vocabulary, which a tuned model's tokenizer would write out, are such files."""
+    """Such names are in modules.json, in an index of weights, and in a tokenizer, which would copy its vocabulary."""
     elsewhere = bert.parent / "secret.txt"
     elsewhere.write_text("secret")
     for name, value in {
@@ -124,7 +120,7 @@ def test_names_of_files_stay_in_the_folder(bert):
     refuse_unsafe(bert)
 
 
-def test_weights_that_are_pickles_are_refused(bert, texts, capsys):
+def test_weights_that_are_pickles_are_refused(run, bert, texts):
     class Bomb:
         def __reduce__(self):
             return Path.touch, (bert.parent / "canary",)
@@ -132,26 +128,21 @@ def test_weights_that_are_pickles_are_refused(bert, texts, capsys):
     torch.save({"weight": Bomb()}, bert / "pytorch_model.bin")
     (bert / "model.safetensors").unlink()
     for command, args in commands(bert, texts).items():
-        with pytest.raises(SystemExit) as stop:
-            main(args)
-        assert stop.value.code == 2 and not (bert.parent / "canary").exists(), command
-        assert "safetensors" in capsys.readouterr().err, command
+        code, _, err = run(*args)
+        assert code == 2 and "safetensors" in err and not (bert.parent / "canary").exists(), command
 
 
-def test_code_is_not_copied(bert, texts, monkeypatch):
-    monkeypatch.setattr("snnk.hf.compression.report.SECONDS", 0.0)
+def test_code_is_not_copied(run, quick, bert, texts):
     plant(bert, bert.parent / "canary")
     (bert / "scaler.pkl").write_bytes(b"")
     (bert / "notes.txt").write_text("kept")
-    with pytest.raises(SystemExit) as stop:
-        main(["compress", str(bert), "--calibration", str(texts), "--out", str(bert.parent / "out"), "--refine", "0"])
-    assert stop.value.code == 0
+    assert run("compress", bert, "--calibration", texts, "--out", bert.parent / "out", "--refine", 0)[0] == 0
     names = {path.name for path in (bert.parent / "out").rglob("*") if path.is_file()}
     assert "notes.txt" in names and not any(name.endswith((".py", ".pkl")) for name in names)
 
 
 def test_every_call_says_that_code_is_not_trusted():
-    """transformers asks on the terminal where `trust_remote_code` is left out."""
+    """transformers asks a question on the terminal if `trust_remote_code` is not given."""
     wrong, found = [], 0
     for file in [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]:
         for node in ast.walk(ast.parse(file.read_text())):

@@ -8,7 +8,7 @@ CASES = 300
 
 
 def test_damaged_files_are_refused_or_load_to_the_same(tmp_path):
-    """In a process of its own: it forks, and a fork with the threads of other tests would not be safe."""
+    """The fuzzer forks, which is not safe in a process with the threads of other tests: it has its own process."""
     script = Path(__file__).with_name("fuzz.py")
     command = [sys.executable, str(script), "--cases", str(CASES), "--out", str(tmp_path / "fuzz.json")]
     done = subprocess.run(command, capture_output=True, text=True)

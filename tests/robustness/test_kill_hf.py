@@ -1,4 +1,4 @@
-"""compress, finetune and reproduce, killed at every file event and started again: the same result, and nothing left."""
+"""compress, finetune and reproduce give the same result, and leave nothing else, after a kill at any file event."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def test_the_next_run_gives_the_same_and_leaves_nothing(killed, command):
 
 @pytest.mark.parametrize("command", ["compress", "finetune"])
 def test_an_output_is_whole_or_not_there(killed, command):
-    """The whole folder appears at once; only hidden names and the checkpoint come before it."""
+    """The whole folder appears at once; before it there are only hidden names and the checkpoint."""
     whole = {name: digest for name, digest in killed[command]["calm"].items() if name.split("/")[0] == "out"}
     assert len(whole) > 5
     seen = [{n: d for n, d in tree.items() if n.split("/")[0] == "out"} for tree in killed[command]["left"]]

@@ -1,13 +1,11 @@
-"""A list of hostile models: each row damages one file of a good folder, and demands an error that says what is wrong.
+"""Hostile models: each row damages one file of a good folder, and demands an error that describes the damage.
 
-A damage that loads would be a model with random weights, other outputs or no end: none may pass without a word.
+A damaged folder that loads would be a model with random weights or other outputs, or would never finish loading.
 """
 
 import json
 import math
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +13,7 @@ import transformers as hf
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from snnk import URF
-from snnk.cli import main
 from snnk.experiments.lab.page import write_page
 from snnk.experiments.lab.records import Results
 from snnk.finetune import finetune, load
@@ -28,7 +24,7 @@ from snnk.hf.compression import pipeline
 from snnk.nn.bundling import Bundled
 
 from helpers.architectures import replaced
-from helpers.texts import make_texts, make_tokenizer
+from helpers.texts import make_texts, save
 from helpers.tuning import TINY, make_config, make_rows, write
 
 SAVED = ("history", "best", "steps", "seconds", "step_seconds", "stopped_early", "loss_sum")
@@ -44,7 +40,7 @@ def tiny_bert(kind=hf.BertForSequenceClassification, **options):
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    """One good folder per kind of file; nobody writes to them."""
+    """One good folder per kind of file; tests damage copies of them."""
     root = tmp_path_factory.mktemp("good")
     hf.utils.logging.disable_progress_bar()
     for name in ("original", "compressed", "bert"):
@@ -52,8 +48,7 @@ def good(tmp_path_factory):
         if name == "compressed":
             for layer, kind in enumerate(("atoms", "relu")):
                 replaced(model, kind, [layer])
-        model.save_pretrained(root / name)
-        make_tokenizer().save_pretrained(root / name)
+        save(model, root / name)
     texts, labels = make_rows(40)
     for name in ("train", "test"):
         write(root / f"{name}.tsv", texts, ["yes" if label else "no" for label in labels])
@@ -97,7 +92,7 @@ LOADERS = {
 
 
 def without(*endings):
-    """Damage: tensors with these endings are not there."""
+    """Damage: remove the tensors with these endings."""
 
     def change(tensors):
         gone = [key for key in tensors if key.endswith(endings)]
@@ -109,7 +104,7 @@ def without(*endings):
 
 
 def put(*path, to):
-    """Damage: the value at a path in JSON is another."""
+    """Damage: replace the value at a path in JSON."""
 
     def change(found):
         for key in path[:-1]:
@@ -140,7 +135,7 @@ def extra(key, *shape):
 
 
 def damage(path, change):
-    """Change a file: bytes by a number (cut there) or as they are, JSON and tensors by a function."""
+    """Cut a file at a byte, replace its bytes, remove it (None), or change its JSON or tensors by a function."""
     if isinstance(change, int):
         path.write_bytes(path.read_bytes()[:change])
     elif isinstance(change, bytes):
@@ -160,7 +155,7 @@ def damage(path, change):
 
 
 def metadata(key, change):
-    """Damage: JSON in the header of a safetensors file is another."""
+    """Damage: change JSON in the header of a safetensors file."""
 
     def damaged(path):
         with safe_open(path, "pt") as file:
@@ -319,7 +314,7 @@ def test_the_good_ones_load(good, tmp_path, kind):
 
 
 def test_another_head_is_no_damage(good):
-    """A class other than the one that was saved brings a head of its own, and may do without the pooler."""
+    """A class other than the saved one has a head of its own, and may have no pooler."""
     for kind in (hf.AutoModel, hf.AutoModelForMaskedLM, hf.AutoModelForTokenClassification):
         kind.from_pretrained(good / "compressed")
 
@@ -327,8 +322,7 @@ def test_another_head_is_no_damage(good):
 def test_originals_may_have_parts_that_a_class_does_without(tmp_path):
     """The files of bert-base-uncased have a pooler and a head for the next sentence beside a masked language model."""
     model = tiny_bert(hf.BertForPreTraining)
-    model.save_pretrained(tmp_path)
-    make_tokenizer().save_pretrained(tmp_path)
+    save(model, tmp_path)
     damage(tmp_path / "config.json", put("architectures", to=["BertForMaskedLM"]))
     said = []
     assert type(pipeline.load(tmp_path, said.append)[0]).__name__ == "BertForMaskedLM"
@@ -338,8 +332,7 @@ def test_originals_may_have_parts_that_a_class_does_without(tmp_path):
 def test_a_pooler_that_sentence_transformers_never_reads(tmp_path):
     model = tiny_bert(hf.BertModel)
     model.pooler = None
-    model.save_pretrained(tmp_path)
-    make_tokenizer().save_pretrained(tmp_path)
+    save(model, tmp_path)
     with pytest.raises(ValueError, match=r"lacks pooler\.dense\.bias, pooler\.dense\.weight"):
         pipeline.load(tmp_path, lambda text: None)
     said = []
@@ -363,7 +356,7 @@ def test_a_pooler_that_sentence_transformers_never_reads(tmp_path):
         ("results", "uci.json", 10, ["reproduce", "uci", "--quick"]),
     ],
 )
-def test_commands_end_in_one_line(good, tmp_path, capsys, kind, file, change, args):
+def test_commands_end_in_one_line(good, tmp_path, run, kind, file, change, args):
     folder, out = tmp_path / kind, tmp_path / "x"
     shutil.copytree(good / kind, folder)
     damage(folder / file, change)
@@ -377,9 +370,7 @@ def test_commands_end_in_one_line(good, tmp_path, capsys, kind, file, change, ar
     if kind != "compressed":
         args += ["--out", str(folder if kind == "results" else out)]
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(SystemExit) as stop:
-        main(args)
-    told = capsys.readouterr().err
-    assert stop.value.code == 2 and told.startswith("snnk: ") and told.count("\n") == 1
+    code, _, told = run(*args)
+    assert code == 2 and told.startswith("snnk: ") and told.count("\n") == 1
     assert file in told or str(folder) in told
     assert sorted(tmp_path.rglob("*")) == before
