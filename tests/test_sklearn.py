@@ -20,7 +20,7 @@ SMALL = {"n_components": 32, "random_state": 0}
         SNNKFeatures(**SMALL),
         SNNKRegressor(**SMALL),
         SNNKClassifier(**SMALL),
-        SNNKClassifier(**SMALL, feature_map="relu"),
+        SNNKClassifier(**SMALL, feature_map="random-relu"),
         SNNKClassifier(**SMALL, discriminant=True),
     ]
 )
@@ -55,7 +55,7 @@ def test_partial_fit_adds_rows_exactly():
 def test_classifiers_learn_what_a_line_cannot():
     X, y = make_moons(500, noise=0.1, random_state=0)
     names = np.array(["up", "down"])[y]
-    for options in ({}, {"discriminant": True, "alpha": 1e-4}, {"feature_map": "relu"}):
+    for options in ({}, {"discriminant": True, "alpha": 1e-4}, {"feature_map": "random-relu"}):
         model = SNNKClassifier(128, random_state=0, **options).fit(X, names)
         assert model.score(X, names) > 0.97
         assert set(model.predict(X)) == {"up", "down"}
@@ -147,8 +147,8 @@ def test_refusals():
     X, y = data(20)
     with pytest.raises(TypeError, match=r"[Ss]parse"):
         SNNKRegressor(8).fit(sparse.csr_matrix(X), y)
-    with pytest.raises(ValueError, match="unknown feature map 'fouier'; did you mean 'fourier'"):
-        SNNKRegressor(8, feature_map="fouier").fit(X, y)
+    with pytest.raises(ValueError, match="unknown feature map 'random-fouier'; did you mean 'random-fourier'"):
+        SNNKRegressor(8, feature_map="random-fouier").fit(X, y)
     for wrong in (0, True, 8.0, np.int64(0), np.bool_(True)):
         with pytest.raises(ValueError, match=f"n_components must be a positive integer; got {re.escape(repr(wrong))}"):
             SNNKRegressor(wrong).fit(X, y)
@@ -156,7 +156,7 @@ def test_refusals():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("feature_map", ["fourier", "relu"])
+@pytest.mark.parametrize("feature_map", ["random-fourier", "random-relu"])
 def test_numbers_of_any_size(dtype, feature_map):
     """Powers of two scale the data exactly, so the scores must be those of the data as they are."""
     X, y = data()
@@ -199,7 +199,7 @@ def test_a_number_too_far_away_is_named_before_any_row_is_counted(dtype, value):
     large = np.ldexp(X, 60)  # rows that are not standardised: angles of no digits, and ReLU features, which are right
     with pytest.raises(ValueError, match=r"at row 0, column 0"):
         SNNKFeatures(16, standardize=False, random_state=0).fit(large).transform(large)
-    relu = SNNKFeatures(16, standardize=False, feature_map="relu", random_state=0).fit(large)
+    relu = SNNKFeatures(16, standardize=False, feature_map="random-relu", random_state=0).fit(large)
     assert np.isfinite(relu.transform(large)).all()
 
 

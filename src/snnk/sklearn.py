@@ -32,7 +32,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from snnk import _checks
 from snnk.maps import FeatureMap
 from snnk.ridge.sums import LinearSolution, RidgeStats
-from snnk.tabular.model import MAPS, ROWS
+from snnk.tabular.model import ROWS, make_random_map
 from snnk.tabular.scaling import (
     CONSTANT,
     SMALLEST,
@@ -60,7 +60,7 @@ class _Features(BaseEstimator):  # type: ignore[misc]
         self,
         n_components: int = 1024,
         *,
-        feature_map: str = "fourier",
+        feature_map: str = "random-fourier",
         bandwidth: float = 1.0,
         standardize: bool = True,
         random_state: Any = None,
@@ -75,10 +75,10 @@ class _Features(BaseEstimator):  # type: ignore[misc]
         """Draw the map, and take mean and scale from the rows."""
         d = X.shape[1]
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        make = _checks.look_up(self.feature_map, MAPS, "feature map")
         n = _checks.positive_int(self.n_components, "n_components")
         even = n + n % 2  # cos and sin come in pairs; of an odd number the last is left out
-        self.map_ = make(d, even, self.bandwidth, d**0.5, seed).to(getattr(torch, X.dtype.name))
+        fm = make_random_map(self.feature_map, d, even, bandwidth=self.bandwidth, x_norm=d**0.5, seed=seed)
+        self.map_ = fm.to(getattr(torch, X.dtype.name))
         self.mean_, self.scale_ = np.zeros(d), np.ones(d)
         if self.standardize:
             _refuse_outliers(X, "X")
@@ -92,7 +92,7 @@ class _Features(BaseEstimator):  # type: ignore[misc]
         """Standardised rows, in the dtype of the map; all are checked before any is used."""
         x, dtype = standardise(X.astype(np.float64, copy=False), self.mean_, self.scale_), self.map_.projection.dtype
         # An angle beyond 1/eps has no digits left, nor has a value so many deviations away from all others.
-        angles = self.feature_map == "fourier" or self.standardize
+        angles = self.feature_map == "random-fourier" or self.standardize
         far = ~(np.abs(x) <= (1 / torch.finfo(dtype).eps if angles else torch.finfo(dtype).max))
         if far.any():
             row, column = np.unravel_index(int(far.argmax()), far.shape)
@@ -125,8 +125,8 @@ class SNNKFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Features)
 
     Args:
         n_components: number of features.
-        feature_map: "fourier" (cos and sin) or "relu".
-        bandwidth: of "fourier": standard deviation of the angles; larger fits finer detail.
+        feature_map: "random-fourier" (cos and sin) or "random-relu".
+        bandwidth: standard deviation of the angles of "random-fourier"; a larger one fits finer detail.
         standardize: whether to centre and scale the columns first.
         random_state: of the map.
 
@@ -162,7 +162,7 @@ class _Closed(_Features):
         self,
         n_components: int = 1024,
         *,
-        feature_map: str = "fourier",
+        feature_map: str = "random-fourier",
         bandwidth: float = 1.0,
         alpha: float | str = 1e-3,
         standardize: bool = True,
@@ -304,7 +304,7 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
         self,
         n_components: int = 1024,
         *,
-        feature_map: str = "fourier",
+        feature_map: str = "random-fourier",
         bandwidth: float = 1.0,
         alpha: float | str = 1e-3,
         discriminant: bool = False,

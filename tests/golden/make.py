@@ -94,7 +94,7 @@ def make_tables(out):
     found = {}
     with tempfile.TemporaryDirectory() as name:
         data = Path(name, "t.parquet")
-        for target, feature_map in (("y", "fourier"), ("k", "relu")):
+        for target, feature_map in (("y", "random-fourier"), ("k", "random-relu")):
             pq.write_table(table().drop(["y" if target == "k" else "k"]), data)
             folder = out / f"table-{target}"
             fit(data, folder, FitConfig(target=target, num_features=16, feature_map=feature_map, lam=0.1))

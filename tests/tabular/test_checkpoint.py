@@ -1,10 +1,11 @@
 """A run that is killed at any moment and started again gives the result of an undisturbed one."""
 
+import hashlib
 import json
 import os
 import signal
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,9 @@ import torch
 
 from snnk.ridge.sums import RidgeStats
 from snnk.tabular import FitConfig, fit
+from snnk.tabular.source import Table
+from snnk.tabular.stream import checkpoint_key
+from snnk.tabular.workers import Workers
 
 from helpers.tables import CONFIG, after, make_table, predictions, run_fit, weights
 
@@ -92,7 +96,7 @@ def test_checkpoint_of_another_configuration(parquet, tmp_path):
     "change",
     [
         {"num_features": 32},
-        {"feature_map": "relu"},
+        {"feature_map": "random-relu"},
         {"bandwidth": 0.5},
         {"missing": "drop"},
         {"drop": ("x2",)},
@@ -106,6 +110,15 @@ def test_a_checkpoint_is_for_one_configuration(parquet, tmp_path, change):
         fit(parquet, tmp_path / "m", CONFIG, checkpoint_seconds=0, progress=after(1000))
     with pytest.raises(ValueError, match="checkpoint of another configuration or table"):
         fit(parquet, tmp_path / "m", replace(CONFIG, **change))
+
+
+@pytest.mark.parametrize(("word", "old"), [("random-fourier", "fourier"), ("random-relu", "relu")])
+def test_a_checkpoint_of_version_0_1_is_continued(word, old, parquet):
+    """Its key is the hash of the configuration in the words of that version."""
+    config = replace(CONFIG, feature_map=word)
+    relevant = {key: value for key, value in asdict(config).items() if key != "lam"} | {"feature_map": old}
+    body = json.dumps([relevant, Table(parquet).fingerprint()], sort_keys=True)
+    assert checkpoint_key(config, Table(parquet), Workers()) == hashlib.sha256(body.encode()).hexdigest()
 
 
 def test_parts_of_another_configuration_are_never_added(parquet, tmp_path):

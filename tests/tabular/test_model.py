@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,7 @@ from helpers.tables import CONFIG, make_table, predictions
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"feature_map": "rleu"}, "unknown feature map 'rleu'; did you mean 'relu'"),
+        ({"feature_map": "random-rleu"}, "unknown feature map 'random-rleu'; did you mean 'random-relu'"),
         ({"num_features": 63}, "num_features must be even"),
         ({"num_features": 0}, "num_features must be a positive integer"),
         ({"bandwidth": 0.0}, "bandwidth must be a positive number"),
@@ -116,6 +117,20 @@ def test_a_model_is_never_overwritten_and_loads_strictly(parquet, tmp_path):
         TableModel.load(out)
     with pytest.raises(ValueError, match="holds no model of snnk fit"):
         TableModel.load(tmp_path)
+
+
+@pytest.mark.parametrize(("word", "old"), [("random-fourier", "fourier"), ("random-relu", "relu")])
+def test_words_of_version_0_1_load(word, old, parquet, tmp_path):
+    fit(parquet, tmp_path / "m", replace(CONFIG, feature_map=word))
+    path = tmp_path / "m" / "model.json"
+    stored, expected = json.loads(path.read_text()), predictions(tmp_path / "m", parquet)
+    assert stored["config"]["feature_map"] == word
+    stored["config"]["feature_map"] = old
+    path.write_text(json.dumps(stored))
+    assert TableModel.load(tmp_path / "m").config.feature_map == word
+    np.testing.assert_array_equal(predictions(tmp_path / "m", parquet), expected)
+    with pytest.raises(ValueError, match=f"unknown feature map {old!r}; did you mean {word!r}"):
+        FitConfig("y", feature_map=old)
 
 
 def leaves(value, path=()):

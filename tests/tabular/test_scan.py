@@ -55,7 +55,7 @@ def test_classes_that_are_numbers_are_in_their_order(tmp_path):
     assert columns.target.categories == tuple(str(i) for i in range(12))
 
 
-@pytest.mark.parametrize("feature_map", ["fourier", "relu"])
+@pytest.mark.parametrize("feature_map", ["random-fourier", "random-relu"])
 def test_columns_with_large_offsets_or_no_spread(feature_map, tmp_path):
     """Seconds since 1970, or a constant that is no binary fraction, do not disturb the other columns."""
     t = make_table(2000)

@@ -44,7 +44,7 @@ def test_classes(labels, tmp_path):
     truth = (x[:, 0] * x[:, 1] > 0).astype(int)
     y = [labels[i] for i in truth]
     pq.write_table(pa.table({"a": x[:, 0], "b": x[:, 1], "y": y}), tmp_path / "t.parquet")
-    report = fit(tmp_path / "t.parquet", tmp_path / "m", FitConfig("y", 128, feature_map="relu"))
+    report = fit(tmp_path / "t.parquet", tmp_path / "m", FitConfig("y", 128, feature_map="random-relu"))
     assert report["task"] == "classification" and report["score"] > 0
     model = TableModel.load(tmp_path / "m")
     found = [p for batch, _ in model.predict(tmp_path / "t.parquet") for p in batch]

@@ -23,8 +23,8 @@ def command(
     target: Annotated[str, typer.Option(help="Column to predict.")],
     out: Annotated[Path, typer.Option(help="Folder for the model; a run that was stopped continues from it.")],
     features: Annotated[int, typer.Option(help="Number of random features.")] = 4096,
-    feature_map: Annotated[str, typer.Option("--map", help="fourier or relu.")] = "fourier",
-    bandwidth: Annotated[float, typer.Option(help="For fourier: a larger bandwidth fits finer detail.")] = 1.0,
+    feature_map: Annotated[str, typer.Option("--map", help="random-fourier or random-relu.")] = "random-fourier",
+    bandwidth: Annotated[float, typer.Option(help="For random-fourier: a larger bandwidth fits finer detail.")] = 1.0,
     lam: Annotated[
         str, typer.Option(help="Ridge penalty: a number, or gcv for the best by generalised cross-validation.")
     ] = "gcv",

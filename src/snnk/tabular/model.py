@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from snnk import _checks, _io
-from snnk.maps import ArcCosine, FeatureMap, ProjectedURF
+from snnk.maps import FEATURE_MAPS, FeatureMap
 from snnk.ridge.sums import BLOCK_DTYPES
 from snnk.tabular.columns import MISSING, Column, Columns, read_column
 from snnk.tabular.scaling import LARGEST, Array, standardise
@@ -34,15 +34,17 @@ FORMULA, NUMBER = re.compile(r"[=+\-@\t\r\n]"), re.compile(r"[+-]?\d+(\.\d+)?([e
 ROWS = 2048  # number of rows whose features are held at once, few enough for memory that the allocator keeps
 
 
-def _fourier(width: int, m: int, bandwidth: float, x_norm: float, seed: int) -> FeatureMap:
-    return ProjectedURF(width, m, "identity", x_norm=x_norm, bandwidth=bandwidth, seed=seed)
+RANDOM_MAPS = ("random-fourier", "random-relu")
+OLD_WORDS = {"random-fourier": "fourier", "random-relu": "relu"}  # in the files of version 0.1
 
 
-def _relu(width: int, m: int, bandwidth: float, x_norm: float, seed: int) -> FeatureMap:
-    return ArcCosine(width, m, augment=True, seed=seed)
-
-
-MAPS: dict[str, Callable[..., FeatureMap]] = {"fourier": _fourier, "relu": _relu}
+def make_random_map(
+    name: str, in_features: int, num_features: int, *, bandwidth: float, x_norm: float, seed: int
+) -> FeatureMap:
+    """Draw random features for inputs of a typical norm; only "random-fourier" has a bandwidth."""
+    make = FEATURE_MAPS[_checks.choose(name, RANDOM_MAPS, "feature map")]
+    options = {"bandwidth": bandwidth, "x_norm": x_norm} if name == "random-fourier" else {}
+    return make(in_features, num_features, seed=seed, **options)
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,9 @@ class FitConfig:
 
     Args:
         target: name of the target column.
-        num_features: number m of random features; even for "fourier".
-        feature_map: "fourier" (cos and sin) or "relu".
-        bandwidth: standard deviation of the angles of "fourier"; a larger one fits finer detail.
+        num_features: number m of random features; even for "random-fourier".
+        feature_map: "random-fourier" (cos and sin) or "random-relu".
+        bandwidth: standard deviation of the angles of "random-fourier"; a larger one fits finer detail.
         lam: the penalty of the ridge regression, or "gcv" to choose it by generalised cross-validation.
         task: "regression", "classification", or "auto", by the type and the values of the target.
         missing: the policy for missing values: "raise", "drop" (the row) or "mean".
@@ -68,7 +70,7 @@ class FitConfig:
 
     target: str
     num_features: int = 4096
-    feature_map: str = "fourier"
+    feature_map: str = "random-fourier"
     bandwidth: float = 1.0
     lam: float | str = "gcv"
     task: str = "auto"
@@ -84,11 +86,11 @@ class FitConfig:
             raise TypeError(f"drop must be a tuple of names of columns; got {self.drop!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise TypeError(f"seed must be an integer; got {self.seed!r}")
-        _checks.choose(self.feature_map, MAPS, "feature map")
+        _checks.choose(self.feature_map, RANDOM_MAPS, "feature map")
         m = _checks.positive_int(self.num_features, "num_features")
         object.__setattr__(self, "num_features", m)  # JSON has no numpy integers
-        if self.feature_map == "fourier" and m % 2:
-            raise ValueError(f"num_features must be even for 'fourier', cos and sin come in pairs; got {m}")
+        if self.feature_map == "random-fourier" and m % 2:
+            raise ValueError(f"num_features must be even for 'random-fourier', cos and sin come in pairs; got {m}")
         _checks.positive(self.bandwidth, "bandwidth")
         _checks.choose(self.task, TASKS, "task")
         _checks.choose(self.missing, MISSING, "policy for missing values")
@@ -99,20 +101,27 @@ class FitConfig:
 
     @classmethod
     def from_dict(cls, stored: Any) -> FitConfig:
-        """A configuration from a file, which must have every setting and no other key."""
+        """A configuration from a file, which must have every setting and no other key; words of version 0.1 load."""
         known = {f.name for f in fields(cls)}
         if not isinstance(stored, dict) or set(stored) != known:
             raise ValueError(f"settings must be {', '.join(sorted(known))}; got others")
         if not isinstance(stored["drop"], list):
             raise TypeError(f"drop must be a list; got {stored['drop']!r}")
-        return cls(**{**stored, "drop": tuple(stored["drop"])})
+        feature_map = next(
+            (new for new, old in OLD_WORDS.items() if old == stored["feature_map"]), stored["feature_map"]
+        )
+        return cls(**{**stored, "drop": tuple(stored["drop"]), "feature_map": feature_map})
 
     def make_map(self, columns: Columns) -> FeatureMap:
         """Draw the feature map for the inputs of some columns."""
-        make = MAPS[self.feature_map]
-        # A standardised number has mean square 1, and a one-hot category has length 1.
-        x_norm = math.sqrt(len(columns.inputs))
-        return make(columns.width, self.num_features, self.bandwidth, x_norm, self.seed)
+        return make_random_map(
+            self.feature_map,
+            columns.width,
+            self.num_features,
+            bandwidth=self.bandwidth,
+            x_norm=math.sqrt(len(columns.inputs)),  # numbers have mean square 1, and one-hot categories length 1
+            seed=self.seed,
+        )
 
 
 class PredictionSummary(NamedTuple):

@@ -28,7 +28,7 @@ from snnk.maps import FeatureMap
 from snnk.ridge.sums import BLOCK_DTYPES, RidgeStats
 from snnk.tabular.checkpoint import Checkpoint
 from snnk.tabular.columns import Columns
-from snnk.tabular.model import ROWS, FitConfig, TableModel
+from snnk.tabular.model import OLD_WORDS, ROWS, FitConfig, TableModel
 from snnk.tabular.scan import Scan
 from snnk.tabular.source import Source, Table
 from snnk.tabular.workers import Workers
@@ -144,6 +144,7 @@ def accumulate(fm: FeatureMap, pairs: Iterable[tuple[Tensor, Tensor]], stats: Ri
 def checkpoint_key(config: FitConfig, table: Table, workers: Workers) -> str:
     """A hash of everything that the sums depend on: not `lam`, which can be changed after the pass."""
     relevant = {k: v for k, v in asdict(config).items() if k != "lam"}
+    relevant["feature_map"] = OLD_WORDS[config.feature_map]  # so that checkpoints of version 0.1 are continued
     body = json.dumps([relevant, table.fingerprint(workers.rank, workers.size, workers.gather)], sort_keys=True)
     return hashlib.sha256(body.encode()).hexdigest()
 
