@@ -38,7 +38,9 @@ CORE = {
     "UnreachableError",
 }
 PUBLIC = {
+    "snnk": {*CORE, "SNNKLinear", "SNNKAdapter", "Bundled", "bundle", "error_bound", "RidgeStats", "__version__"},
     "snnk.tabular": {"fit", "FitConfig", "TableModel"},
+    "snnk.peft": {"SNNKConfig", "fit_directions_", "to_lora"},
     "snnk.finetune": {"finetune", "FinetuneConfig", "load", "METHODS"},
 }
 

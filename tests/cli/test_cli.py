@@ -1,7 +1,6 @@
 """The commands as a whole: what is listed, what is imported, and how they end."""
 
 import inspect
-import json
 import os
 import shlex
 import subprocess
@@ -12,9 +11,6 @@ import typer
 
 import snnk
 from snnk.cli import commands, make_app
-from snnk.experiments import load, names
-from snnk.experiments.lab.data import NO_DATA
-from snnk.experiments.lab.records import Results
 
 # The test row of each command: the function that it calls, and options without a namesake among its arguments.
 TWINS = {
@@ -146,72 +142,3 @@ def test_bad_arguments_end_in_one_line(run, args, message):
     code, out, err = run(*args)
     assert code == 2 and out == ""
     assert err.count("\n") == 1 and err.startswith("snnk: ") and message in err
-
-
-def test_estimate_writes_rows_and_picture(run, tmp_path):
-    args = ["estimate", "--dim", "8", "-m", "16,64", "--draws", "3", "--activation", "tanh", "--out", tmp_path]
-    code, out, _ = run(*args)
-    assert code == 0 and "predicted" in out
-    stored = json.loads((tmp_path / "estimate.json").read_text())
-    assert [row["num_features"] for row in stored["rows"]] == [16, 64]
-    assert stored["config"]["activation"] == "tanh" and stored["environment"]["snnk"] == snnk.__version__
-    assert all(row["urf"] > 0 and row["seed"] == 0 for row in stored["rows"])
-    assert (tmp_path / "estimate.png").read_bytes()[:4] == b"\x89PNG"
-    assert {path.name for path in tmp_path.iterdir()} == {"estimate.json", "estimate.png"}
-
-
-def test_reproduce_pointwise(run, tmp_path):
-    code, out, _ = run("reproduce", "pointwise", "--quick", "--out", tmp_path)
-    assert code == 0 and "claims" in out
-    rows = json.loads((tmp_path / "pointwise.json").read_text())["rows"]
-    assert len(rows) == load("pointwise").total(load("pointwise").QUICK)
-    mean = {(r["layer"], r["estimator"], r["projections"]): r["mean"] for r in rows}
-    assert mean["sine", "ours", 128] < mean["sine", "paper", 128] < mean["sine", "paper", 2]
-    assert mean["sine", "ours, calibrated", 32] < mean["sine", "ours", 32]
-    assert mean["arc-cosine", "paper", 32] < mean["arc-cosine", "paper", 2]
-
-
-def test_rows_that_are_there_are_told_of(run, tmp_path, monkeypatch):
-    def stop(config, results, source):
-        raise ValueError("stopped")
-
-    module = load("pointwise")
-    monkeypatch.setattr(module, "run", stop)
-    for config, line in ((module.QUICK, "1 rows are there from commit abc"), (module.Config(), "it goes to")):
-        Results(tmp_path / "pointwise.json", config, resume=False, source=NO_DATA).add({"commit": "abc"})
-        code, out, err = run("reproduce", "pointwise", "--quick", "--out", tmp_path)
-        assert code == 2 and "stopped" in err and line in out
-    assert len(list(tmp_path.iterdir())) == 1  # moved only when a row comes
-
-
-def test_reproduce_refuses_at_once_what_would_fail_later(run, tmp_path):
-    (tmp_path / "file").write_text("mine")
-    code, _, err = run("reproduce", "mnist", "--quick", "--out", tmp_path / "file" / "x")
-    assert code == 2 and f"{tmp_path / 'file'} is no folder that can be written to" in err
-    code, _, err = run("reproduce", "mnist", "--all", "--quick", "--out", tmp_path)
-    assert code == 2 and "got 'mnist' and --all" in err
-
-
-def test_ctrl_c_says_how_to_go_on(run, tmp_path, monkeypatch):
-    def stop(config, results, source):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(load("pointwise"), "run", stop)
-    code, _, err = run("reproduce", "pointwise", "--quick", "--out", tmp_path)
-    assert code == 130 and "interrupted; the same command continues with the rows that are missing" in err
-
-
-def test_reproduce_list(run):
-    code, out, _ = run("reproduce", "--list")
-    assert code == 0 and all(name in out for name in names())
-
-
-def test_unwritable_folder_and_foreign_file(run, tmp_path):
-    (tmp_path / "file").write_text("mine")
-    code, _, err = run("estimate", "--dim", "4", "-m", "4", "--draws", "1", "--out", tmp_path / "file" / "x")
-    assert code == 2 and err.count("\n") == 1 and (tmp_path / "file").read_text() == "mine"
-    for foreign in ("{}", '{"config": [], "environment": {}, "rows": []}'):
-        (tmp_path / "estimate.json").write_text(foreign)
-        code, _, err = run("estimate", "--dim", "4", "-m", "4", "--draws", "1", "--out", tmp_path)
-        assert code == 2 and "not a result file of snnk" in err
-        assert (tmp_path / "estimate.json").read_text() == foreign
