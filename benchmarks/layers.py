@@ -45,7 +45,7 @@ def hand_written(layer: SNNKLinear) -> Callable[[Tensor], Tensor]:
         return lambda x: F.relu(x @ g.T) @ a.T
     rotation = g * fm.rho[:, None]
     rate = 0.5 * fm.rho.square()
-    level = fm.log_gain - rate * fm.summary[0].square() - 0.5 * math.log(len(g))
+    level = fm.log_gain - rate * fm.x_norm.square() - 0.5 * math.log(len(g))
 
     def forward(x: Tensor) -> Tensor:
         y = x @ rotation.T

@@ -11,8 +11,9 @@ from scipy import stats
 from torch import nn
 
 from snnk import ACTIVATIONS
-from snnk.maps import Activation, Sampled
+from snnk.maps import Activation
 from snnk.maps.activations import leaky_relu, resolve_activation
+from snnk.maps.sampled import Sampled
 from snnk.maps.series import _share, block_factor, fit_series
 
 from helpers import oracles

@@ -8,8 +8,10 @@ import torch
 from scipy import optimize, stats
 
 from snnk import ACTIVATIONS, FEATURE_MAPS, URF, ArcCosine, PowerSeries, ProjectedURF, SNNKLinear, UnreachableError
-from snnk.maps import Activation, Sampled, Spectrum, make_feature_map
+from snnk.maps import Activation, make_feature_map
+from snnk.maps.activations import Spectrum
 from snnk.maps.projected import BANDWIDTHS
+from snnk.maps.sampled import Sampled
 from snnk.maps.series import Series
 from snnk.maps.urf import best_A
 
@@ -21,6 +23,9 @@ F64 = {"dtype": torch.float64}
 def unit(n, d, seed, norm=1.0):
     x = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return x / x.norm(dim=1, keepdim=True) * norm
+
+
+OURS = {"spectrum": "series", "antithetic": True, "rho": "balanced", "projection": None}  # URF, as a paper variant
 
 
 def estimate(fm, x, w, b=None):
@@ -47,7 +52,8 @@ def test_paper_equals_the_complex_estimator(name, A, rho):
 
 def test_antithetic_is_the_mean_of_g_and_minus_g():
     x, w, b = unit(3, 5, 0), unit(2, 5, 1), torch.tensor([0.3, -0.7])
-    both, single = (URF(5, 8, "sin", antithetic=a, on_error="ignore", **F64) for a in (True, False))
+    both, single = (URF.paper(5, 8, "sin", **{**OURS, "antithetic": a}, **F64) for a in (True, False))
+    assert torch.equal(both.phi(x), URF(5, 8, "sin", **F64).phi(x))
     up = estimate(single, x, w, b)
     single.projection.neg_()
     assert torch.allclose(estimate(both, x, w, b), (up + estimate(single, x, w, b)) / 2, atol=1e-12)
@@ -138,9 +144,8 @@ def test_predicted_error_of_independent_rows_is_exact(antithetic):
     x, w, b = across(40, 8, 0.9)
 
     def make(seed):
-        return URF(
-            8, 32, "sin", projection="iid", antithetic=antithetic, x_norm=0.9, seed=seed, on_error="ignore", **F64
-        )
+        options = {**OURS, "projection": "iid", "antithetic": antithetic}
+        return URF.paper(8, 32, "sin", x_norm=0.9, seed=seed, **options, **F64)
 
     assert_mean(squared_errors(make, x, w, b, 1500), float(make(0).predicted_error(w, b).mean()))
 
@@ -282,7 +287,7 @@ def test_block_iid_shares_frequencies():
 
 def test_reach_of_sampled_maps_is_kept():
     """The proposal follows the reach, and weights beyond it are refused however small the sample's own error."""
-    fm = URF(6, 400, "tanh", spectrum=Sampled(), projection="iid", x_norm=1.0, w_norm=1.4)
+    fm = URF.paper(6, 400, "tanh", antithetic=True, rho="balanced", w_norm=1.4, on_error="raise")
     with pytest.raises(UnreachableError, match=r"below 1\.57"):
         fm.psi(unit(2, 6, 0, 1.6))
     omegas = [
@@ -334,7 +339,7 @@ def test_calibrated_sine_is_fitted_and_better():
     x, w, b = unit(64, 64, 0), unit(64, 64, 1), torch.full((64,), 0.5)
     exact = URF(64, 128, "sin", on_error="ignore", **F64)
     fitted = URF(64, 128, "sin", on_error="ignore", **F64).calibrate(x, w, b)
-    assert exact.summary[4] == 0 and (exact.rho * exact.eta).unique().numel() == 1
+    assert exact.misfit == 0 and (exact.rho * exact.eta).unique().numel() == 1
     errors = [(estimate(fm, x, w, b) - fm.exact(x, w, b)).square().mean() for fm in (exact, fitted)]
     assert errors[1] < 0.1 * errors[0]
 
@@ -345,32 +350,32 @@ def test_calibration_survives_the_state_dict():
     fresh = URF(8, 128, "gelu")
     fresh.load_state_dict(fm.state_dict())
     assert torch.equal(fm.psi(w, b), fresh.psi(w, b)) and torch.equal(fm.phi(x.float()), fresh.phi(x.float()))
-    assert fm.summary[2] < float((x @ w.T + b).min()) + 0.1 and torch.allclose(fm.center.double(), x.mean(0))
+    assert fm.z_range[0] < float((x @ w.T + b).min()) + 0.1 and torch.allclose(fm.center.double(), x.mean(0))
 
 
 def test_calibrate_takes_any_part():
     x, w = 1 + unit(30, 8, 0), unit(6, 8, 1, 0.5)
     fm = URF(8, 64, "tanh")
-    assert fm.calibrate(weight=w).summary[1] == pytest.approx(0.5)
-    assert fm.calibrate(x).center.norm() > 1 and fm.calibrate(x).summary[1] == 1
-    assert URF(8, 64, "tanh", range=(-4, 4)).calibrate(x, w).summary[2:4].tolist() == [-4, 4]
+    assert fm.calibrate(weight=w).w_norm == pytest.approx(0.5)
+    assert fm.calibrate(x).center.norm() > 1 and fm.calibrate(x).w_norm == 1
+    assert URF(8, 64, "tanh", range=(-4, 4)).calibrate(x, w).z_range == (-4, 4)
 
 
 @pytest.mark.parametrize("cls", [URF, ProjectedURF])
 def test_typical_norms_are_root_mean_squares(cls):
     """The predicted error is a mean of squares, over the distances of inputs to their mean and over weights."""
     x, w = torch.tensor([[3.0, 1], [3, -1], [-3, 5], [-3, -5]]), torch.tensor([[0.1, 0.0], [0.0, 0.7]])
-    summary = cls(2, 64, "tanh", on_error="ignore", **F64).calibrate(x + 10, w).summary
-    assert summary[:2].tolist() == pytest.approx([22**0.5, 0.5])
+    fm = cls(2, 64, "tanh", on_error="ignore", **F64).calibrate(x + 10, w)
+    assert [float(fm.x_norm), float(fm.w_norm)] == pytest.approx([22**0.5, 0.5])
 
 
 def test_constructor_ranges_and_a_series_of_ones_own():
-    assert URF(8, 64, "tanh", x_norm=2.0, w_norm=0.5).summary[2:4].tolist() == [-1, 1]
+    assert URF(8, 64, "tanh", x_norm=2.0, w_norm=0.5).z_range == (-1, 1)
     series = Series(np.array([1.0, 2.0]), np.array([0.5, 0.0]), np.array([0.0, 0.2]), np.array([5, 3]))
-    fm = URF(8, 16, torch.nn.Tanh(), spectrum=series, on_error="ignore", **F64)
+    fm = URF.paper(8, 16, torch.nn.Tanh(), spectrum=series, **F64)
     assert torch.allclose((fm.rho * fm.eta), torch.tensor([1.0] * 5 + [2.0] * 3).double())
     with pytest.raises(ValueError, match="shares out 8 projections; num_features needs 4"):
-        URF(8, 8, "tanh", spectrum=series)
+        URF.paper(8, 8, "tanh", spectrum=series)
 
 
 def test_best_A_is_the_minimum_of_the_second_moment():
@@ -415,15 +420,10 @@ def test_large_norms_stay_finite():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"A": 0.1}, "A must be a finite number <= 0"),
-        ({"A": -math.inf}, "A must be a finite number <= 0"),
         ({"range": (1, 2, 3)}, "range must be two finite numbers"),
-        ({"A": -0.1}, "needs Gaussian rows"),
-        ({"rho": "balnced"}, "did you mean 'balanced'"),
         ({"on_error": "stop"}, "Known: raise, warn, ignore"),
         ({"normalize": "units"}, "did you mean 'unit'"),
         ({"projection": "haar"}, "Known: iid, orthogonal"),
-        ({"spectrum": "fourier"}, "Known: series"),
         ({"x_norm": 0.0}, "x_norm must be a positive number"),
         ({"range": (1, 0)}, "low < high"),
     ],
@@ -431,6 +431,21 @@ def test_large_norms_stay_finite():
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         URF(8, 16, "sin", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"A": 0.1}, "A must be a finite number <= 0"),
+        ({"A": -math.inf}, "A must be a finite number <= 0"),
+        ({"A": -0.1, "projection": "orthogonal"}, "needs Gaussian rows"),
+        ({"rho": "balnced"}, "did you mean 'balanced'"),
+        ({"spectrum": "fourier"}, "Known: sampled, series"),
+    ],
+)
+def test_bad_options_of_the_paper_map(options, message):
+    with pytest.raises(ValueError, match=message):
+        URF.paper(8, 16, "sin", **options)
 
 
 def test_bad_seed():
@@ -614,7 +629,7 @@ def test_make_feature_map_errors():
         make_feature_map(ArcCosine(6, 8), 6, 16)
     with pytest.raises(TypeError, match="normalize cannot change a feature map that is given"):
         make_feature_map(ArcCosine(6, 8), 6, 8, normalize="dim")
-    assert isinstance(URF.paper(6, 8, "sin").spectrum, Sampled)
+    assert isinstance(URF.paper(6, 8, "sin").variant.spectrum, Sampled)
 
 
 @pytest.mark.parametrize("kind", [URF, ProjectedURF])

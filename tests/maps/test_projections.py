@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from snnk import PROJECTIONS
-from snnk.maps import Projection
-from snnk.maps.projections import haar, make_generator, resolve_projection
+from snnk.maps.projections import Projection, haar, make_generator, resolve_projection
 
 
 @pytest.mark.parametrize("name", PROJECTIONS)

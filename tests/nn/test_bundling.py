@@ -19,9 +19,10 @@ from scipy import stats
 from torch import nn
 
 from snnk import URF, ArcCosine, PowerSeries, ProjectedURF, RidgeStats, SNNKLinear, UnreachableError
-from snnk.maps import FeatureMap, Sampled
-from snnk.maps.files import JACOBIANS, Affine
+from snnk.maps import CLASSES, Directions, FeatureMap
+from snnk.maps.affine import Affine
 from snnk.maps.projections import PROJECTIONS, make_generator
+from snnk.maps.sampled import Sampled
 from snnk.maps.series import Series
 from snnk.nn.bounds import ErrorBound, error_bound
 from snnk.nn.bundling import Bundled, BundleReport, bundle
@@ -29,6 +30,7 @@ from snnk.nn.bundling import Bundled, BundleReport, bundle
 F64 = {"dtype": torch.float64}
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
 QUIET = {"on_error": "ignore"}
+OURS = {"rho": "balanced", "antithetic": True}
 
 
 def seeded(*shape, seed=0, scale=1.0):
@@ -316,7 +318,7 @@ def test_maps_are_calibrated_on_the_features_before_them():
         seen[held_out(200, seed=0)] = False
         u = first.phi(x[seen])
         assert torch.allclose(first.center, x[seen].mean(0)) and torch.allclose(second.center, u.mean(0))
-        assert second.summary[0] == pytest.approx(float((u - u.mean(0)).square().sum(1).mean().sqrt()))
+        assert second.x_norm == pytest.approx(float((u - u.mean(0)).square().sum(1).mean().sqrt()))
 
 
 def test_analytic_is_chosen_in_reach_and_fitted_beyond(trained):
@@ -430,9 +432,10 @@ MAPS = {
     "urf": lambda: URF(D, 10, "gelu", **QUIET, **F64).calibrate(seeded(50, D) + 1),
     "urf-unit": lambda: URF(D, 10, "tanh", normalize="unit", **QUIET, **F64),
     "urf-beyond-its-limit": lambda: URF(D, 10, "sin", x_norm=0.05, w_norm=5.0, **QUIET, **F64),
-    "urf-A": lambda: URF(D, 10, "cos", projection="iid", A="auto", antithetic=False, **QUIET, **F64),
+    "urf-A": lambda: URF.paper(D, 10, "cos", spectrum="series", rho="balanced", A="auto", **F64),
     "paper": lambda: URF.paper(D, 10, "sin", **F64),
-    "sampled": lambda: URF(D, 10, "tanh", spectrum=Sampled(block_size=2), **QUIET, **F64).calibrate(seeded(50, D)),
+    "sampled": lambda: URF.paper(D, 10, "tanh", block_size=2, **OURS, **F64).calibrate(seeded(50, D)),
+    "directions": lambda: Directions(D, 10, "tanh", **F64),
     "power": lambda: PowerSeries(D, 10, "tanh", **F64),
     "power-one-sign-dim": lambda: PowerSeries(D, 10, coefficients=[0.3, 1.0, 0.5, 0.2], normalize="dim", **F64),
     "power-unit": lambda: PowerSeries(D, 10, coefficients=[0.0, 1.0, -0.5], normalize="unit", **F64),
@@ -453,7 +456,7 @@ def test_jacobian_of_each_map(make):
     fm, x = make(), seeded(7, D)
     bundled = Bundled([fm, ArcCosine(10, 12, seed=3, **F64)], seeded(4, 12, seed=1), seeded(4))
     if isinstance(fm, URF) and fm.norms[0] == 0.05:
-        norm = x.square().sum(-1, keepdim=True) - fm.summary[0] ** 2
+        norm = x.square().sum(-1, keepdim=True) - fm.x_norm**2
         assert (0.5 * fm.rho**2 * norm > fm.limit).all()
     expected = torch.func.vmap(torch.func.jacrev(bundled))(x)
     assert torch.allclose(bundled.jacobian(x), expected, **EXACT)
@@ -466,7 +469,7 @@ def test_jacobian_of_each_map(make):
 
 
 def test_every_jacobian_is_tested():
-    assert {type(make()) for make in MAPS.values()} == set(JACOBIANS)
+    assert {type(make()) for make in MAPS.values()} == set(CLASSES.values())
 
 
 def test_jacobian_of_a_deep_bundle_and_without_autograd(trained):
@@ -511,9 +514,6 @@ def bounded(m, seed=0, depth=3, gain=0.1, **options):
     return bundle(net, num_features=m, feature_map=make, activations={Sine: "sin"}, seed=seed), net, x
 
 
-OURS = {"rho": "balanced", "antithetic": True}
-
-
 @pytest.mark.parametrize("options", [{}, OURS], ids=["paper", "ours"])
 def test_measured_error_is_within_the_bounds_at_every_depth(options):
     for seed in range(40):
@@ -529,11 +529,15 @@ def test_measured_error_is_within_the_bounds_at_every_depth(options):
     assert bound.measured[-1] == pytest.approx(float((bundled(x) - net(x)).detach().abs().max()))
 
 
-@pytest.mark.parametrize(("options", "limit"), [({}, 5), ({"spectrum": Sampled()}, 20)], ids=["series", "sampled"])
-def test_measured_error_is_within_the_bounds_for_a_curve_that_is_fitted(options, limit):
+@pytest.mark.parametrize(("spectrum", "limit"), [("series", 5), ("sampled", 20)])
+def test_measured_error_is_within_the_bounds_for_a_curve_that_is_fitted(spectrum, limit):
     """Here the mean of the estimate is not f, and the inputs are any."""
     net, x = mlp(8, 6, 6, 3, gain=0.3), seeded(60, 8, scale=0.3)
-    options = {"num_features": 256, "feature_map": "urf", "projection": "iid", **QUIET, **options}
+
+    def make(d, m, activation, **rest):
+        return URF.paper(d, m, activation, spectrum=spectrum, **OURS, **rest)
+
+    options = {"num_features": 256, "feature_map": make}
     for seed in range(5):
         bound = error_bound(bundle(net, calibrate=x, seed=seed, method="analytic", **options), net, x)
         assert all(0 < m <= min(ab) for m, *ab in zip(bound.measured, bound.azuma, bound.bernstein, strict=True))
@@ -552,7 +556,7 @@ def by_hand(fm, x, weight, bias, events, failure):
     terms = 50_000 * sum(phi[:, None, k] * psi[:, k] for k in (0, 1))  # (n, o, rows)
     z, length = x @ weight.T + bias, fm.eta[0] * weight.norm(dim=1)
     assert ((terms.mean(-1) - z.sin()).abs() <= 5 * terms.std(-1) / 50_000**0.5).all()
-    grow = (lambda y: (math.exp(y) + math.exp(-y)) / 2) if fm.antithetic else math.exp
+    grow = (lambda y: (math.exp(y) + math.exp(-y)) / 2) if fm.variant.antithetic else math.exp
     at_t = torch.tensor([grow(t * float(v)) for v in length], **F64)
     u = fm.rho[0] * x.norm(dim=1, keepdim=True)
     c = torch.exp((u.square() - length.square()) / 2) * at_t
@@ -649,7 +653,7 @@ def every_map():
     """A bundle with every class that a file may name, each number in it disturbed."""
     maps = [
         ArcCosine(6, 8, 2, augment=True, normalize="dim", projection="orthogonal_chi", seed=3),
-        URF(8, 10, "gelu", range=(-2, 3), rho="paper", projection="iid", antithetic=False, A="auto", **QUIET),
+        URF.paper(8, 10, "gelu", range=(-2, 3), spectrum="series", A="auto"),
         Affine(10, 7),
         PowerSeries(7, 12, coefficients=[0.1, 1.0, 0.0, -0.3]),
         ProjectedURF(12, 6, nn.LeakyReLU(), bandwidth=0.5, x_norm=2.0, on_error="warn"),
@@ -674,7 +678,7 @@ def test_save_and_load(tmp_path):
     assert (loaded.maps[0].normalize, loaded.maps[0].seed, loaded.maps[0].kind.name) == ("dim", 3, "orthogonal_chi")
     weight = seeded(3, 8)
     assert torch.equal(loaded.maps[1].psi(weight), bundled.maps[1].psi(weight))
-    assert loaded.maps[5].spectrum == Sampled(block_size=4) and loaded.maps[5].limit == math.inf
+    assert loaded.maps[5].variant.spectrum == Sampled(block_size=4) and loaded.maps[5].limit == math.inf
     loaded.maps[5].reset_parameters()
     paper = URF.paper(6, 12, "tanh", block_size=4, seed=5)
     assert all(torch.equal(value, paper.get_buffer(key)) for key, value in loaded.maps[5].named_buffers())
@@ -720,7 +724,7 @@ def own_projection(m, d, generator):
         (lambda: ProjectedURF(4, 8, nn.LeakyReLU(0.3), **QUIET), "activation leaky_relu of ProjectedURF"),
         (lambda: ArcCosine(4, 8, projection=own_projection), "projection of ArcCosine"),
         (lambda: URF.paper(4, 8, "tanh", proposal=stats.laplace(scale=0.2)), "proposal of URF"),
-        (lambda: URF(4, 8, "sin", spectrum=own_series(), **QUIET), "spectrum of URF"),
+        (lambda: URF.paper(4, 8, "sin", spectrum=own_series()), "spectrum of URF"),
         (lambda: type("Own", (ArcCosine,), {})(4, 8), "class of Own"),
     ],
 )
@@ -762,7 +766,7 @@ def first(config):
         (lambda t, c: c["maps"][3].update(coefficients=[1.0] * 10**5), r"degree 99999 does not fit"),
         (lambda t, c: c["maps"][1].update(activation="__import__"), "unknown activation"),
         (lambda t, c: c["maps"][5].update(block_size=0), "block_size must be a positive integer; got 0"),
-        (lambda t, c: c["maps"][1].update(spectrum={}), "spectrum must be one of series; got dict"),
+        (lambda t, c: c["maps"][1].update(spectrum={}), "unexpected keyword argument 'spectrum'"),
         (lambda t, c: first(c).update(surprise=1), "surprise"),
         (lambda t, c: c["report"].update(surprise=1), "surprise"),
         (lambda t, c: c.update(maps=[1]), "int"),
@@ -793,7 +797,8 @@ def test_an_empty_projection_cannot_stand_for_a_large_one(tmp_path):
 def test_a_large_block_of_frequencies_takes_no_memory(tmp_path):
     """np.repeat would make 10^15 numbers of one frequency; from as many as the rows on, all blocks are the same."""
     bundled, x = Bundled([URF.paper(4, 8, "tanh", block_size=8)], torch.ones(2, 8)), torch.ones(3, 4)
-    bundled.maps[0].spectrum = Sampled(block_size=10**15)
+    fm = bundled.maps[0]
+    fm.variant = dataclasses.replace(fm.variant, spectrum=Sampled(block_size=10**15))
     bundled.save(tmp_path / "a")
     assert torch.equal(Bundled.load(tmp_path / "a")(x), bundled(x))
 
@@ -973,5 +978,5 @@ def test_maps_are_frozen_and_affine_is_no_estimator():
     fm.extra = nn.Parameter(torch.ones(1))
     assert [name for name, p in Bundled([fm], torch.ones(2, 3)).named_parameters() if p.requires_grad] == ["weight"]
     assert isinstance(fm, FeatureMap)
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(TypeError, match="Affine has no psi"):
         fm.psi(torch.ones(2, 4))

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from snnk import URF, ArcCosine, PowerSeries, SNNKLinear
+from snnk.maps.series import fit_series
 
 
 @pytest.fixture
@@ -20,6 +21,19 @@ def inputs(n=200):
     return 1 + x / x.norm(dim=1, keepdim=True)
 
 
+@pytest.mark.parametrize("feature_map", [None, "gelu"])
+def test_from_linear_fits_the_series_once(linear, feature_map, monkeypatch):
+    fitted = []
+
+    def count(*args):
+        fitted.append(args)
+        return fit_series(*args)
+
+    monkeypatch.setattr("snnk.maps.activations.fit_series", count)
+    SNNKLinear.from_linear(linear, "gelu", 64, feature_map=feature_map, inputs=inputs(), on_error="ignore")
+    assert len(fitted) == 1
+
+
 @pytest.mark.parametrize("activation", ["sin", "tanh", nn.GELU(), torch.sigmoid, lambda z: z**2])
 def test_from_linear_estimates_the_layer(linear, activation):
     f = getattr(torch, activation) if isinstance(activation, str) else activation
@@ -32,8 +46,8 @@ def test_from_linear_estimates_the_layer(linear, activation):
 def test_weight_is_psi_of_the_pretrained_weights(linear):
     layer = SNNKLinear.from_linear(linear, "cos", 32, x_norm=0.5, on_error="ignore")
     assert torch.equal(layer.weight, layer.feature_map.psi(linear.weight, linear.bias))
-    assert layer.feature_map.summary[0] == 0.5
-    assert layer.feature_map.summary[1] == pytest.approx(linear.weight.square().sum(1).mean().sqrt().item())
+    assert layer.feature_map.x_norm == 0.5
+    assert layer.feature_map.w_norm == pytest.approx(linear.weight.square().sum(1).mean().sqrt().item())
 
 
 def test_from_linear_leaves_the_layer_alone_and_follows_its_dtype(linear):

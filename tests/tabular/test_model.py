@@ -100,7 +100,7 @@ def test_the_map_is_made_for_the_norm_of_the_rows(parquet, tmp_path):
     fit(parquet, tmp_path / "m", CONFIG)
     model, table = TableModel.load(tmp_path / "m"), Table(parquet)
     x = torch.cat([model.columns.encode(batch, label)[0] for label, batches in table.blocks() for batch in batches])
-    assert float(model.feature_map.summary[0]) ** 2 == pytest.approx(float(x.square().sum(1).mean()), rel=1e-4)
+    assert float(model.feature_map.x_norm) ** 2 == pytest.approx(float(x.square().sum(1).mean()), rel=1e-4)
 
 
 def test_a_model_is_never_overwritten_and_loads_strictly(parquet, tmp_path):

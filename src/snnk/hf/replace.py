@@ -26,8 +26,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from snnk import _checks
 from snnk.hf.architectures import FFN, Cost, cost_of, weight_of
-from snnk.maps import FEATURE_MAPS, FeatureMap, make_feature_map
-from snnk.maps.files import CLASSES, from_config, to_config
+from snnk.maps import CLASSES, FEATURE_MAPS, FeatureMap, feature_map_from_config, make_feature_map
 
 METHOD = "snnk"  # the quant_method of config.json
 PLAIN = ("linear", "drop")  # kinds without features
@@ -247,7 +246,7 @@ def _entry(
         raise ValueError(f"{kind!r} has no features to count; got num_features={num_features!r}")
     entry: dict[str, Any] = {"kind": kind} if kind in PLAIN else {"kind": kind, "num_features": num_features}
     if feature_map is not None:
-        entry["map"] = to_config(feature_map)
+        entry["map"] = feature_map.to_config()
     _check_entry(ffn.name, entry)
     return entry, feature_map
 
@@ -267,7 +266,7 @@ def rebuild_map(name: str, entry: dict[str, Any], in_features: int, room: int) -
     if (config.get("in_features"), config.get("num_features")) != sizes:
         raise ValueError(f"the feature map of {name} must be {sizes[0]} -> {sizes[1]}; got {config}")
     try:
-        return from_config(config, (room // 2,))  # a number takes at least two bytes
+        return feature_map_from_config(config, (room // 2,))  # a number takes at least two bytes
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"cannot make the feature map of {name}: {error}") from error
 

@@ -7,19 +7,23 @@ random features for a matrix that is fitted to data, in compression plans, `snnk
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from snnk import _checks
-from snnk.maps.activations import ACTIVATIONS, Activation, Spectrum
+from snnk.maps.activations import ACTIVATIONS, Activation
+from snnk.maps.affine import Affine
 from snnk.maps.arccos import ArcCosine
 from snnk.maps.base import FeatureMap, UnreachableError
 from snnk.maps.directions import Directions
 from snnk.maps.power import PowerSeries
 from snnk.maps.projected import ProjectedURF
-from snnk.maps.projections import PROJECTIONS, Projection
-from snnk.maps.sampled import Sampled
+from snnk.maps.projections import PROJECTIONS
 from snnk.maps.urf import URF
 
 FEATURE_MAPS: dict[str, Callable[..., FeatureMap]] = {
@@ -33,23 +37,70 @@ FEATURE_MAPS: dict[str, Callable[..., FeatureMap]] = {
 }
 
 
-def make_feature_map(feature_map: Any, in_features: int, num_features: int, **options: Any) -> FeatureMap:
-    """A FeatureMap from a name in FEATURE_MAPS, or the given FeatureMap, its sizes checked.
+CLASSES: dict[str, type[FeatureMap]] = {
+    c.__name__: c for c in (Affine, ArcCosine, Directions, PowerSeries, ProjectedURF, URF)
+}  # the classes that a file may name
+
+
+def make_feature_map(
+    feature_map: str | FeatureMap | Callable[..., FeatureMap], in_features: int, num_features: int, **options: Any
+) -> FeatureMap:
+    """A FeatureMap from a name in FEATURE_MAPS or a callable, or the given FeatureMap, with its sizes checked.
 
     Example:
         >>> make_feature_map("cos", 8, 16).num_features
         16
     """
-    if isinstance(feature_map, FeatureMap):
-        if options:
-            raise TypeError(f"{', '.join(options)} cannot change a feature map that is given as an object; make it so")
-        if (feature_map.in_features, feature_map.num_features) != (in_features, num_features):
-            raise ValueError(
-                f"the feature map is {feature_map.in_features} -> {feature_map.num_features}; "
-                f"the layer needs {in_features} -> {num_features}"
-            )
-        return feature_map
-    return _checks.look_up(feature_map, FEATURE_MAPS, "feature map")(in_features, num_features, **options)
+    if not isinstance(feature_map, FeatureMap):
+        make = feature_map if callable(feature_map) else _checks.look_up(feature_map, FEATURE_MAPS, "feature map")
+        feature_map = make(in_features, num_features, **options)
+    elif options:
+        raise TypeError(f"{', '.join(options)} cannot change a feature map that is given as an object; make it so")
+    if (feature_map.in_features, feature_map.num_features) != (in_features, num_features):
+        raise ValueError(
+            f"the feature map is {feature_map.in_features} -> {feature_map.num_features}; "
+            f"the layer needs {in_features} -> {num_features}"
+        )
+    return feature_map
+
+
+def make_calibrated(
+    feature_map: str | Callable[..., FeatureMap],
+    in_features: int,
+    num_features: int,
+    x: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    device: Any = None,
+    **options: Any,
+) -> FeatureMap:
+    """A new map, calibrated to inputs and a layer where its class can be; its series is fitted once, not twice."""
+    fm = make_feature_map(feature_map, in_features, num_features, device="meta", **options)
+    fm.to_empty(device=torch.get_default_device() if device is None else device)
+    if isinstance(fm, URF | ProjectedURF):
+        return fm.calibrate(x, weight, bias)
+    fm.reset_parameters()
+    return fm
+
+
+def feature_map_from_config(config: dict[str, Any], shape: tuple[int, ...]) -> FeatureMap:
+    """A map of zeros for the tensors of a file, from what `to_config` gave.
+
+    Args:
+        config: its JSON; the class is looked up in a closed table.
+        shape: that of its projection in the file, which bounds what is allocated here.
+    """
+    cls = _checks.look_up(config.get("class"), CLASSES, "feature map")
+    d, m = (_checks.positive_int(config[name], name) for name in ("in_features", "num_features"))
+    degree = max(len(config.get("coefficients", "")) - 1, 1)
+    if d * m * degree > 2 * math.prod(shape):
+        raise ValueError(f"a map {d} -> {m} of degree {degree} does not fit its projection of shape {shape}")
+    fm = cls.from_config({name: value for name, value in config.items() if name != "class"})
+    fm.to_empty(device=torch.get_default_device())
+    for buffer in fm.buffers():
+        buffer.zero_()
+    return fm
 
 
 __all__ = [
@@ -63,9 +114,5 @@ __all__ = [
     "FeatureMap",
     "PowerSeries",
     "ProjectedURF",
-    "Projection",
-    "Sampled",
-    "Spectrum",
     "UnreachableError",
-    "make_feature_map",
 ]

@@ -104,5 +104,14 @@ class ArcCosine(FeatureMap):
         )[self.order]
         return norms**self.order * j / (2 * math.pi)
 
+    def _times_jacobian(self, left: Tensor, x: Tensor) -> Tensor:
+        g = self.projection[:, : self.in_features]
+        y = F.linear(x, g, self.projection[:, -1] if self.augment else None)
+        slope = (torch.zeros_like(y), (y > 0).to(y.dtype), 2 * F.relu(y))[self.order]
+        return (left * slope[..., None, :]) @ g
+
+    def _config(self) -> dict[str, Any]:
+        return {"order": self.order, "augment": self.augment, "projection": self._projection_name(self.kind)}
+
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, order={self.order}, projection={self.kind.name}"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from snnk import _checks
-from snnk.maps.projections import make_generator
+from snnk.maps.activations import ACTIVATIONS, Activation
+from snnk.maps.projections import PROJECTIONS, Projection, make_generator
 
 NORMALIZERS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -81,8 +83,39 @@ class FeatureMap(nn.Module):
         x = _checks.matrix(x, self.in_features, "input")
         return self._exact(self._normalized(x.double()), self._normalized(w), b).to(x.dtype)
 
+    def times_jacobian(self, left: Tensor, x: Tensor) -> Tensor:
+        """left (*, out, m) times d phi / dx at x (*, d), without a backward pass: (*, out, d)."""
+        if "_times_jacobian" not in vars(type(self)):  # a subclass may have another phi than the class it comes from
+            raise TypeError(f"no Jacobian of {type(self).__name__} is known; use torch.func.jacrev, or add it")
+        left = self._times_jacobian(left, self._normalized(x))
+        if self.normalize == "dim":
+            left = left * self.in_features**-0.25
+        elif self.normalize == "unit":  # (I - v v^T) / |x| for v = x / |x|
+            v, norm = F.normalize(x, dim=-1)[..., None, :], torch.linalg.vector_norm(x, dim=-1)[..., None, None]
+            left = (left - (left * v).sum(-1, keepdim=True) * v) / norm.clamp_min(1e-12)
+        return left
+
+    def to_config(self) -> dict[str, Any]:
+        """The arguments of the constructor as JSON, for `feature_map_from_config`; tensors are in the state dict."""
+        if "_config" not in vars(type(self)):
+            raise self._unnamed("class")
+        sizes = {"in_features": self.in_features, "num_features": self.num_features}
+        common = {"class": type(self).__name__, **sizes, "normalize": self.normalize, "seed": self.seed}
+        return {**common, **self._config()}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> FeatureMap:
+        """A map on the meta device from what `to_config` gave, without "class": nothing is allocated or drawn."""
+        place: dict[str, Any] = {"device": "meta"}
+        return cls(**config, **place)
+
     def forward(self, x: Tensor) -> Tensor:
         return self.phi(x)
+
+    @property
+    def has_psi(self) -> bool:
+        """Whether psi is known; without it the matrix behind the features is trained or fitted."""
+        return type(self)._psi is not FeatureMap._psi
 
     @property
     def unbiased(self) -> bool:
@@ -90,9 +123,10 @@ class FeatureMap(nn.Module):
         return False
 
     def reset_parameters(self) -> None:
-        """Draw the map again from its seed, for example after `to_empty`."""
-        with torch.no_grad(), torch.device("cpu"):
-            self._reset()
+        """Draw the map again from its seed, for example after `to_empty`; on the meta device nothing is drawn."""
+        if not self.projection.is_meta:
+            with torch.no_grad(), torch.device("cpu"):
+                self._reset()
 
     def _reset(self) -> None:
         raise NotImplementedError
@@ -101,10 +135,33 @@ class FeatureMap(nn.Module):
         raise NotImplementedError
 
     def _psi(self, weight: Tensor, bias: Tensor, check: bool) -> Tensor:
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has no psi: train the matrix behind it, or fit it with RidgeStats")
 
     def _exact(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        raise TypeError(f"{type(self).__name__} has no psi: train the matrix behind it, or fit it with RidgeStats")
+
+    def _times_jacobian(self, left: Tensor, x: Tensor) -> Tensor:
+        """As `times_jacobian`, for inputs that are normalised already."""
         raise NotImplementedError
+
+    def _config(self) -> dict[str, Any]:
+        """The arguments that this class has beyond those of FeatureMap."""
+        raise NotImplementedError
+
+    def _unnamed(self, what: str) -> TypeError:
+        return TypeError(f"a file cannot name the {what} of {type(self).__name__}; save the state_dict()")
+
+    def _projection_name(self, kind: Projection) -> str:
+        if PROJECTIONS.get(kind.name) != kind:
+            raise self._unnamed("projection")
+        return kind.name
+
+    def _activation_name(self, activation: Activation) -> str:
+        z = torch.linspace(-9, 9, 999, device="cpu")  # two functions may share a name: a LeakyReLU has any slope
+        known = ACTIVATIONS.get(activation.name)
+        if known is None or not torch.equal(known(z), activation(z)):
+            raise self._unnamed(f"activation {activation.name}")
+        return activation.name
 
     def _judge(self, error: float, scale: float, advice: str, depth: int = 4) -> None:
         """Warn or refuse by predicted squared error and variance of f, as `on_error` says.

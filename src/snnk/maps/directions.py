@@ -71,10 +71,14 @@ class Directions(FeatureMap):
     def _phi(self, x: Tensor) -> Tensor:
         return self.activation(F.linear(x, self.projection[:, :-1], self.projection[:, -1]))
 
-    def _psi(self, weight: Tensor, bias: Tensor, check: bool) -> Tensor:
-        raise TypeError("Directions has no psi: train the matrix behind it, or fit it with RidgeStats")
+    def _times_jacobian(self, left: Tensor, x: Tensor) -> Tensor:
+        g = self.projection[:, :-1]
+        z = F.linear(x, g, self.projection[:, -1])
+        slope = torch.func.jvp(self.activation, (z,), (torch.ones_like(z),))[1]
+        return (left * slope[..., None, :]) @ g
 
-    _exact = _psi  # type: ignore[assignment]
+    def _config(self) -> dict[str, Any]:
+        return {"activation": self._activation_name(self.activation)}
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation.name}"

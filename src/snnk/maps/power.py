@@ -131,5 +131,21 @@ class PowerSeries(FeatureMap):
             total = total * z + a
         return total
 
+    def _times_jacobian(self, left: Tensor, x: Tensor) -> Tensor:
+        """The sum over j < N of r_j times the product of the other factors, without dividing by one that may be 0."""
+        r, (degree, rows, _) = self.projection, self.projection.shape
+        factors = F.linear(x, r[..., :-1].flatten(0, 1), r[..., -1].flatten()).unflatten(-1, (1, degree, rows))
+        used = torch.arange(degree, device=x.device)[:, None] < self.degrees[:, None, :]  # (parts, degree, rows)
+        factors = torch.where(used, factors, 1.0)  # (*, parts, degree, rows)
+        one = torch.ones_like(factors[..., :1, :])
+        before = torch.cat([one, factors[..., :-1, :]], -2).cumprod(-2)
+        after = torch.cat([one, factors[..., 1:, :].flip(-2)], -2).cumprod(-2).flip(-2)
+        others = before * after * (used * self.scale[:, None, :])
+        left = torch.einsum("...opr,...pjr->...ojr", left.unflatten(-1, self.degrees.shape), others)
+        return left.flatten(-2) @ r[..., :-1].flatten(0, 1)
+
+    def _config(self) -> dict[str, Any]:
+        return {"coefficients": self.coefficients}
+
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, degree={len(self.coefficients) - 1}"

@@ -85,6 +85,16 @@ class ProjectedURF(FeatureMap):
         self.register_buffer("summary", torch.empty(2, device=device, dtype=dtype))  # x_norm, w_norm
         self.reset_parameters()
 
+    @property
+    def x_norm(self) -> Tensor:
+        """The typical |x - mean| that the map was made for."""
+        return self.summary[0]
+
+    @property
+    def w_norm(self) -> Tensor:
+        """The typical |w| that the map was made for."""
+        return self.summary[1]
+
     def _reset(self) -> None:
         self._build(*self.norms, torch.zeros(self.in_features), None, None)
 
@@ -135,7 +145,7 @@ class ProjectedURF(FeatureMap):
 
     def _fit(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         shifted = bias + weight @ self.center.double()
-        return self._solve(self.projection.double(), float(self.summary[0]), weight, shifted)
+        return self._solve(self.projection.double(), float(self.x_norm), weight, shifted)
 
     def _solve(self, g: Tensor, x_norm: float, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """psi without its sqrt(P), (o, 2P); expected squared error, mean square and variance of f, each (o,)."""
@@ -182,9 +192,23 @@ class ProjectedURF(FeatureMap):
         Without a weight: one output of the typical norm.
         """
         if weight is None:
-            weight = self.projection.new_ones(1, self.in_features) * (self.summary[1] / self.in_features**0.5)
+            weight = self.projection.new_ones(1, self.in_features) * (self.w_norm / self.in_features**0.5)
         w, b = _checks.layer_weights(weight, bias, self.in_features)
         return self._fit(self._normalized(w), b)[1]
+
+    def _times_jacobian(self, left: Tensor, x: Tensor) -> Tensor:
+        cos, sin = (part[..., None, :] for part in self._phi(x).chunk(2, -1))
+        even, odd = left.chunk(2, -1)  # (*, out, P)
+        return (odd * cos - even * sin) @ self.projection
+
+    def _config(self) -> dict[str, Any]:
+        config = {"x_norm": self.norms[0], "w_norm": self.norms[1], "bandwidth": self.bandwidth}
+        names = {
+            "activation": self._activation_name(self.activation),
+            "projection": self._projection_name(self.kind),
+            "on_error": self.on_error,
+        }
+        return {**config, **names}
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation.name}, projection={self.kind.name}"

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,21 @@ from snnk.maps.series import Array, Series, block_factor
 MOST_FEATURES = 1 << 17
 
 
+@dataclass(frozen=True)
+class Variant:
+    """The choices between the paper's estimator and the default one; see `URF.paper`."""
+
+    spectrum: str | Series | Sampled = "series"
+    antithetic: bool = True
+    rho: str = "balanced"
+    A: float | str = 0.0
+
+    def __post_init__(self) -> None:
+        _checks.choose(self.rho, ["balanced", "paper"], "rho")
+        if self.A != "auto" and not (isinstance(self.A, int | float) and -math.inf < self.A <= 0):
+            raise ValueError(f"A must be a finite number <= 0 or 'auto'; got {self.A!r}")
+
+
 class URF(FeatureMap):
     """Features of f(w.x + b) for any activation, with a predicted error.
 
@@ -46,13 +62,8 @@ class URF(FeatureMap):
             but its error grows.
         range: (low, high) that z = w.x + b takes; default +-(x_norm w_norm), or the activation's own range. Where it is
             known, from here or from `calibrate`, sin and cos are fitted like all others if that has less error.
-        spectrum: "series" (a fitted trigonometric series), a Series of your own, or Sampled(...).
         projection: name in PROJECTIONS, a Projection, or a callable; default "orthogonal", below four dimensions, where
             the bias of rows of one length is large, "orthogonal_chi".
-        antithetic: average over +g and -g in psi; free.
-        rho: "balanced", or "paper" (rho = omega, eta = 1).
-        A: the paper's exponent on |g|^2, <= 0, or "auto" for the best. Its gain is 5 % at d = 16, nothing at d = 2000,
-            and it needs Gaussian rows.
         on_error, normalize: see FeatureMap; norms and range are meant after it.
         seed, device, dtype: of the map.
 
@@ -80,11 +91,7 @@ class URF(FeatureMap):
         x_norm: float = 1.0,
         w_norm: float = 1.0,
         range: tuple[float, float] | None = None,
-        spectrum: str | Series | Sampled = "series",
         projection: Any = None,
-        antithetic: bool = True,
-        rho: str = "balanced",
-        A: float | str = 0.0,
         on_error: str = "raise",
         normalize: str | None = None,
         seed: int = 0,
@@ -95,23 +102,11 @@ class URF(FeatureMap):
             in_features, _checks.even_features(num_features), normalize=normalize, on_error=on_error, seed=seed
         )
         self.activation = resolve_activation(activation, range)
-        if not isinstance(spectrum, Series | Sampled):
-            _checks.choose(spectrum, ["series"], "spectrum")
-        self.spectrum = spectrum
         self.kind = resolve_projection(projection or ("orthogonal" if in_features >= 4 else "orthogonal_chi"))
-        self.antithetic = antithetic
+        self.variant = Variant()
         # An input so long that its estimate would be noise, e^10 times the typical variance, must not break training.
         # A map whose rows were asked to be Gaussian keeps its promise to be unbiased for every input instead.
-        asked = projection is not None and self.kind.gaussian_rows
-        self.limit = math.inf if asked or isinstance(spectrum, Sampled) else 5.0
-        self.split = _checks.choose(rho, ["balanced", "paper"], "rho")
-        if A != "auto" and not (isinstance(A, int | float) and -math.inf < A <= 0):
-            raise ValueError(f"A must be a finite number <= 0 or 'auto'; got {A!r}")
-        if A != 0 and not self.kind.gaussian_rows:
-            raise ValueError(
-                f"A = {A!r} needs Gaussian rows; {self.kind.name!r} has none. Use 'orthogonal_chi' or 'iid'"
-            )
-        self.A = A
+        self.limit = math.inf if projection is not None and self.kind.gaussian_rows else 5.0
         self.norms = _checks.positive(x_norm, "x_norm"), _checks.positive(w_norm, "w_norm")
         rows = num_features // 2
         for name, shape in {
@@ -134,33 +129,85 @@ class URF(FeatureMap):
         num_features: int,
         activation: Any = "sin",
         *,
+        spectrum: str | Series = "sampled",
         proposal: Any = None,
         block_size: int = 1,
+        antithetic: bool = False,
+        rho: str = "paper",
+        A: float | str = 0.0,
+        projection: Any = "iid",
+        on_error: str = "ignore",
+        device: Any = None,
         **options: Any,
     ) -> URF:
-        """The paper's estimator to the letter: iid Gaussian projections, rho = 2 pi i xi, eta = 1, frequencies sampled.
+        """The paper's estimator to the letter, and what lies between it and URF, one choice at a time.
 
         Args:
-            in_features, num_features, activation: as for URF; two real features a projection.
-            proposal, block_size: see Sampled.
-            **options: any argument of URF, such as A, rho or projection.
+            in_features, num_features, activation: as for URF, with two real features per projection.
+            spectrum: "sampled" (frequencies drawn from the transform), "series" (fitted, as in URF) or a Series.
+            proposal, block_size: arguments of Sampled.
+            antithetic: average over +g and -g in psi.
+            rho: "paper" (rho = 2 pi i xi and eta = 1) or "balanced".
+            A: the paper's exponent on |g|^2, <= 0, or "auto" for the best. It lowers the error by 5 % at d = 16 and by
+                nothing at d = 2000, and it needs Gaussian rows.
+            projection, on_error, **options: arguments of URF.
 
         Example:
             >>> URF.paper(8, 16, "sin").psi(torch.ones(3, 8)).shape
             torch.Size([3, 16])
         """
-        defaults = {"projection": "iid", "antithetic": False, "rho": "paper", "on_error": "ignore"}
-        sampled = Sampled(proposal, block_size)
-        return cls(in_features, num_features, activation, **{**defaults, **options, "spectrum": sampled})
+        options |= {"projection": projection, "on_error": on_error}
+        fm = cls(in_features, num_features, activation, device="meta", **options)  # drawn below, as the variant decides
+        if not isinstance(spectrum, Series):
+            _checks.choose(spectrum, ["sampled", "series"], "spectrum")
+        sampled = spectrum == "sampled" if isinstance(spectrum, str) else False
+        fm._set_variant(Variant(Sampled(proposal, block_size) if sampled else spectrum, antithetic, rho, A))
+        fm.to_empty(device=torch.get_default_device() if device is None else device).reset_parameters()
+        return fm
+
+    def _set_variant(self, variant: Variant) -> None:
+        if variant.A != 0 and not self.kind.gaussian_rows:
+            raise ValueError(
+                f"A = {variant.A!r} needs Gaussian rows; {self.kind.name!r} has none. Use 'orthogonal_chi' or 'iid'"
+            )
+        self.variant = variant
+        if isinstance(variant.spectrum, Sampled):
+            self.limit = math.inf
+
+    @property
+    def x_norm(self) -> Tensor:
+        """The typical |x - mean| that the map was made for."""
+        return self.summary[0]
+
+    @property
+    def w_norm(self) -> Tensor:
+        """The typical |w| that the map was made for."""
+        return self.summary[1]
+
+    @property
+    def z_range(self) -> tuple[float, float]:
+        """The (low, high) of w.x + b that the series was fitted on."""
+        low, high = self.summary[2:4].tolist()
+        return low, high
+
+    @property
+    def misfit(self) -> Tensor:
+        """Mean squared difference of the activation and its series on that range."""
+        return self.summary[4]
+
+    @property
+    def activation_variance(self) -> Tensor:
+        """The variance of the activation on that range."""
+        return self.summary[5]
 
     @property
     def unbiased(self) -> bool:
         if not self.kind.gaussian_rows or math.isfinite(self.limit) or self.summary.is_meta:
             return False
-        if isinstance(self.spectrum, Sampled):
+        if isinstance(self.variant.spectrum, Sampled):
             own = self.activation.spectrum
             return own is not None and own.order <= 1 and not own.slope
-        return float(self.summary[4]) == 0
+        return float(self.misfit) == 0
 
     def _reset(self) -> None:
         x_norm, w_norm = self.norms
@@ -206,15 +253,15 @@ class URF(FeatureMap):
         generator = self._generator()
         projections = self.num_features // 2
         f = self.activation.evaluate(z)
-        if isinstance(self.spectrum, Sampled):
-            omega, alpha, beta = self.spectrum.rows(
+        if isinstance(self.variant.spectrum, Sampled):
+            omega, alpha, beta = self.variant.spectrum.rows(
                 self.activation, z.min(), z.max(), projections, generator, x_norm * w_norm
             )
             counts, misfit = [projections], 0.0
         else:
             own = self.activation.own_series(projections)
-            if isinstance(self.spectrum, Series):
-                series = self.spectrum
+            if isinstance(self.variant.spectrum, Series):
+                series = self.variant.spectrum
             elif own is not None and not known:
                 series = own
             else:
@@ -230,10 +277,10 @@ class URF(FeatureMap):
             misfit = 0.0 if exact else float(np.mean((f - series(z)) ** 2))
         # each atom has its own blocks of rows, so that the rows of one term are orthogonal
         g = torch.cat([self.kind(n, self.in_features, generator) for n in counts]).double()
-        rho = np.sqrt(omega * w_norm / x_norm) if self.split == "balanced" else omega
-        eta = np.sqrt(omega * x_norm / w_norm) if self.split == "balanced" else np.ones_like(omega)
+        rho = np.sqrt(omega * w_norm / x_norm) if self.variant.rho == "balanced" else omega
+        eta = np.sqrt(omega * x_norm / w_norm) if self.variant.rho == "balanced" else np.ones_like(omega)
         a = torch.from_numpy(
-            best_A(eta * w_norm, self.in_features) if self.A == "auto" else np.full_like(omega, self.A)
+            best_A(eta * w_norm, self.in_features) if self.variant.A == "auto" else np.full_like(omega, self.variant.A)
         )
         gain = a * g.square().sum(1) + self.in_features / 4 * torch.log1p(-4 * a)
         self._fill(
@@ -264,7 +311,7 @@ class URF(FeatureMap):
             energy = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() - 2 * along + c @ c
         angle = angle * self.rho
         # relative to the typical norm: that constant belongs to psi, and phi stays of order one
-        excess = 0.5 * self.rho.square() * (energy - self.summary[0].square())
+        excess = 0.5 * self.rho.square() * (energy - self.x_norm.square())
         amplitude = torch.exp(excess.clamp(max=self.limit) + self.log_gain) * len(self.rho) ** -0.5
         return torch.cat([angle.cos() * amplitude, angle.sin() * amplitude], -1).to(y.dtype)
 
@@ -274,10 +321,10 @@ class URF(FeatureMap):
         g, eta, log_gain = self.projection.double(), self.eta.double(), self.log_gain.double()
         v = weight @ g.T * eta  # (o, P)
         energy = weight.square().sum(1, keepdim=True)
-        constant = 0.5 * (self.rho.double() * self.summary[0].double()).square() + log_gain
+        constant = 0.5 * (self.rho.double() * self.x_norm.double()).square() + log_gain
         level = constant - 0.5 * eta.square() * energy
         even, odd = (c * len(self.rho) ** -0.5 for c in self._turned(weight, bias))
-        if self.antithetic:  # exp(level) cosh(v), exp(level) sinh(v), without overflow in between
+        if self.variant.antithetic:  # exp(level) cosh(v), exp(level) sinh(v), without overflow in between
             up, down = torch.exp(level + v) / 2, torch.exp(level - v) / 2
             return torch.cat([even * (up + down), odd * (up - down)], 1)
         tower = torch.exp(level + v)
@@ -302,7 +349,7 @@ class URF(FeatureMap):
         """
         if weight is None:
             weight = self.projection.new_zeros(1, self.in_features, dtype=torch.float64)
-            weight[0, 0] = self.summary[1]
+            weight[0, 0] = self.w_norm
         w, b = _checks.layer_weights(weight, bias, self.in_features)
         return self._predict(self._normalized(w), b)
 
@@ -310,13 +357,13 @@ class URF(FeatureMap):
         d, rows = self.in_features, len(self.rho)
         mean, _ = self._turned(weight, bias)  # of a projection at w.(x - c) = 0
         even, odd = (c.square() for c in self._turned(weight, bias))
-        uu = (self.rho * self.summary[0]).double().square()  # (P,)
+        uu = (self.rho * self.x_norm).double().square()  # (P,)
         vv = self.eta.double().square() * weight.square().sum(1, keepdim=True)  # (o, P)
         # frequencies that are sampled vary too: then it is the mean of all rows that is certain
-        certain = mean.mean(1, keepdim=True).square() if isinstance(self.spectrum, Sampled) else even
-        if not self.antithetic:
+        certain = mean.mean(1, keepdim=True).square() if isinstance(self.variant.spectrum, Sampled) else even
+        if not self.variant.antithetic:
             variance = vv.exp() * (even * uu.cosh() + odd * uu.sinh()) - certain
-            return self.summary[4].double() + variance.sum(1) / rows**2
+            return self.misfit.double() + variance.sum(1) / rows**2
         variance = even * uu.cosh() * vv.cosh() + odd * uu.sinh() * vv.sinh() - certain
         if self.kind.sphere_rows:
             _, inverse, counts = torch.unique(self.rho * self.eta, return_inverse=True, return_counts=True)
@@ -325,25 +372,23 @@ class URF(FeatureMap):
             # on the sphere cos(z) comes out as cos(z) exp(z^2/(d + 2)), E z^4 = 3 kappa^4 / (d (d + 2))
             bias_squared = 1.5 * (even + odd) * counts[inverse] * (uu * vv).square() / (d * (d + 2) ** 3)
             variance = variance + bias_squared - lead * (1 - factor[inverse])
-        return self.summary[4].double() + variance.sum(1) / rows**2
+        return self.misfit.double() + variance.sum(1) / rows**2
 
     def _check_reach(self, weight: Tensor, bias: Tensor) -> None:
-        low, high = self.summary[2:4].tolist()
+        low, high = self.z_range
         mid = bias + weight @ self.center.double()  # (o,), where z of an average input lies
         slack = 1e-2 * (high - low)
         outside = int(((mid < low - slack) | (mid > high + slack)).sum())
-        if outside and float(self.summary[4]) > 0:
+        if outside and float(self.misfit) > 0:
             warnings.warn(
                 f"{outside} of {len(mid)} outputs centre outside ({low:.3g}, {high:.3g}), the range that the series of "
                 f"{self.activation.name} was fitted on; calibrate with these weights, or pass range=",
                 stacklevel=4,
             )
-        error, scale = float(self._predict(weight, bias).mean()), float(self.summary[5])
+        error, scale = float(self._predict(weight, bias).mean()), float(self.activation_variance)
         w_norm = float(weight.square().sum(1).mean().sqrt())
-        own = self.unbiased and isinstance(self.spectrum, Sampled)
-        beyond = (
-            own and float(self.summary[0]) * w_norm >= self.activation.reach
-        )  # `_predict` sees a finite sample only
+        own = self.unbiased and isinstance(self.variant.spectrum, Sampled)
+        beyond = own and float(self.x_norm) * w_norm >= self.activation.reach  # `_predict` sees a finite sample only
         if beyond or not math.isfinite(error) or not math.isfinite(scale):  # an overflow
             error = math.inf
         values = self.activation.evaluate(np.linspace(low, high, 64))
@@ -352,11 +397,11 @@ class URF(FeatureMap):
 
     def _advice(self, w_norm: float) -> str:
         """What would help for weights of this norm: a search over numbers of features, each with its best series."""
-        x_norm, typical, low, high = self.summary[:4].tolist()
+        x_norm, typical, (low, high) = float(self.x_norm), float(self.w_norm), self.z_range
         text = f"This is {self.activation.name} at |x||w| = {x_norm:.3g} x {w_norm:.3g}."
-        if isinstance(self.spectrum, Sampled):
-            reach = self.activation.reach
-            return f"{text} Sampling its transform has finite variance below {reach:.3g}; take spectrum='series'."
+        if isinstance(self.variant.spectrum, Sampled):
+            reach = f"{self.activation.reach:.3g}"
+            return f"{text} Sampling its transform has finite variance below {reach}; use URF, which fits a series."
         stretch = max(1.0, w_norm / typical)
         if stretch > 1.5:
             text += f" The map was made for |w| = {typical:.3g}: calibrate it with these weights first."
@@ -375,8 +420,51 @@ class URF(FeatureMap):
                 )
         return f"{text} Not even {features} features would do: normalize, take ProjectedURF, or fit psi from data."
 
+    def _times_jacobian(self, left: Tensor, x: Tensor) -> Tensor:
+        """Beside the angle, the amplitude exp(rho^2 |x - c|^2 / 2) depends on x, as far as `limit` lets it grow."""
+        cos, sin = (part[..., None, :] for part in self._phi(x).chunk(2, -1))
+        even, odd = left.chunk(2, -1)  # (*, out, P)
+        x = (x - self.center)[..., None, :]
+        excess = 0.5 * self.rho.square() * (x.square().sum(-1, keepdim=True) - self.x_norm.square())
+        radial = (even * cos + odd * sin) * self.rho.square() * (excess < self.limit)
+        return ((odd * cos - even * sin) * self.rho) @ self.projection + radial.sum(-1, keepdim=True) * x
+
+    def _config(self) -> dict[str, Any]:
+        v = self.variant
+        config: dict[str, Any] = {
+            "activation": self._activation_name(self.activation),
+            "projection": self._projection_name(self.kind),
+            "x_norm": self.norms[0],
+            "w_norm": self.norms[1],
+            "range": self.activation.range,
+            "on_error": self.on_error,
+            "limit": self.limit,
+            "antithetic": v.antithetic,
+            "rho": v.rho,
+            "A": v.A,
+        }
+        if isinstance(v.spectrum, Series):
+            raise self._unnamed("spectrum")
+        if isinstance(v.spectrum, Sampled):
+            if v.spectrum.proposal is not None:  # a scipy object, of any class
+                raise self._unnamed("proposal")
+            config["block_size"] = v.spectrum.block_size
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> URF:
+        config = dict(config)
+        limit, size = config.pop("limit", None), config.pop("block_size", None)
+        rest: dict[str, Any] = {name: config.pop(name) for name in ("antithetic", "rho", "A") if name in config}
+        fm = cls(**config, device="meta")
+        if size is not None:  # a reset would draw as many numbers; beyond num_features the size makes no difference
+            rest["spectrum"] = Sampled(None, min(_checks.positive_int(size, "block_size"), fm.num_features))
+        fm._set_variant(Variant(**rest))
+        fm.limit = fm.limit if limit is None else float(limit)
+        return fm
+
     def extra_repr(self) -> str:
-        kind = "sampled" if isinstance(self.spectrum, Sampled) else "series"
+        kind = "sampled" if isinstance(self.variant.spectrum, Sampled) else "series"
         return (
             f"{super().extra_repr()}, activation={self.activation.name}, spectrum={kind}, projection={self.kind.name}"
         )

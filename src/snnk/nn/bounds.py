@@ -37,8 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snnk import _checks
-from snnk.maps import URF
-from snnk.maps.projections import PROJECTIONS
+from snnk.maps import PROJECTIONS, URF
 from snnk.nn.bundling import SKIPPED, Bundled, behind
 
 
@@ -87,7 +86,7 @@ def error_bound(
         kinds = [name for name, _ in named]
         raise ValueError(f"layers must be Linear and {len(bundled.maps)} activations, one for each map; got {kinds}")
     for fm in bundled.maps:
-        if type(fm) is not URF or fm.normalize != "none" or fm.A != 0 or fm.kind != PROJECTIONS["iid"]:
+        if type(fm) is not URF or fm.normalize != "none" or fm.variant.A != 0 or fm.kind != PROJECTIONS["iid"]:
             raise ValueError(f"the bound is of URF maps with projection='iid', without normalize or A; got {fm}")
     x = _checks.finite(_checks.matrix(x, bundled.in_features, "input"), "input")
     if not x.numel():
@@ -129,7 +128,8 @@ def _own(fm: URF, u: Tensor, weight: Tensor, bias: Tensor | None, failure: float
     log = math.log(2 * n * o / failure)
     length = eta * weight.norm(dim=1, keepdim=True)  # (o, K), |v|
     tails = 0.5 * (torch.special.erfc((t - length) / 2**0.5) + torch.special.erfc((t + length) / 2**0.5))
-    size = (torch.cosh(length * t) if fm.antithetic else torch.exp(length * t)) * torch.exp(-length.square() / 2)
+    grow = torch.cosh if fm.variant.antithetic else torch.exp
+    size = grow(length * t) * torch.exp(-length.square() / 2)
     vv, worst = length.square(), torch.zeros(2).to(weight)
     for x in u.double():
         z = weight @ x + bias  # (o,)
@@ -137,7 +137,7 @@ def _own(fm: URF, u: Tensor, weight: Tensor, bias: Tensor | None, failure: float
         angle = z[:, None] * rho * eta - torch.atan2(beta, alpha)  # (o, K), of q e^{i u.v}
         along = (weight @ (x - fm.center.double()))[:, None] * rho * eta  # u.v
         mean, far = r * angle.cos(), r.square() * (2 * (angle + along)).cos()  # Re q^2 e^{4i u.v}
-        if fm.antithetic:
+        if fm.variant.antithetic:
             near = r.square() * (2 * (angle - along)).cos()  # Re q^2
             second = (2 * r.square() * (uu + vv).cosh() + near * (uu - vv).exp() + far * (vv - uu).exp()) / 4
         else:

@@ -18,8 +18,9 @@ import copy
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,9 +28,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snnk import _checks, _io
-from snnk.maps import FEATURE_MAPS, URF, FeatureMap, ProjectedURF, UnreachableError, make_feature_map
+from snnk.maps import (
+    FEATURE_MAPS,
+    URF,
+    FeatureMap,
+    ProjectedURF,
+    UnreachableError,
+    feature_map_from_config,
+    make_calibrated,
+    make_feature_map,
+)
 from snnk.maps.activations import resolve_activation
-from snnk.maps.files import Affine, from_config, times_jacobian, to_config
+from snnk.maps.affine import Affine
 from snnk.maps.projections import make_generator
 from snnk.nn.linear import SNNKLinear
 from snnk.ridge.sums import RidgeStats
@@ -38,8 +48,8 @@ FORMAT = "snnk.Bundled/1"
 MULTIPLIED = ("weight", "projection")  # the tensors that inputs are multiplied with
 SKIPPED = (nn.Identity, nn.Dropout, nn.AlphaDropout)
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.GELU, nn.LeakyReLU, nn.Softplus, nn.ELU, nn.SELU, nn.Mish)
-MAKERS: dict[str, Any] = {n: lambda d, m, f, make=make, **k: make(d, m, **k) for n, make in FEATURE_MAPS.items()}
-MAKERS.update(projected=ProjectedURF, urf=URF)
+# names of `bundle` alone, for maps that are made for the activation of each layer
+OF_ACTIVATION: dict[str, Callable[..., FeatureMap]] = {"projected": ProjectedURF, "urf": URF}
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,7 @@ class Bundled(nn.Module):
             u = fm.phi(u)
         left = self.weight.expand(*x.shape[:-1], -1, -1)
         for fm, u in zip(reversed(self.maps), reversed(inputs), strict=True):
-            left = times_jacobian(left, fm, u)
+            left = fm.times_jacobian(left, u)
         return left
 
     def summary(self) -> str:
@@ -128,7 +138,7 @@ class Bundled(nn.Module):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write safetensors, the configuration in the metadata, whole or not at all."""
         config = {
-            "maps": [to_config(fm) for fm in self.maps],
+            "maps": [fm.to_config() for fm in self.maps],
             "report": asdict(self.report),
             "bias": self.bias is not None,
         }
@@ -144,7 +154,9 @@ class Bundled(nn.Module):
                     raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
                 config = json.loads(metadata["config"])
                 shapes = {key: tuple(file.get_slice(key).get_shape()) for key in keys}
-                maps = [from_config(c, shapes[f"maps.{i}.projection"]) for i, c in enumerate(config["maps"])]
+                maps = [
+                    feature_map_from_config(c, shapes[f"maps.{i}.projection"]) for i, c in enumerate(config["maps"])
+                ]
                 tensors = {key: file.get_tensor(key) for key in keys}
             report: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in config["report"].items()}
             # files of version 0.1 do not say whether there is a bias; a fitted bundle always has one
@@ -316,10 +328,14 @@ def _tower(
             v, b = layer.weight.double(), None
         else:
             (d, m), kind = (v.shape[1], sizes[len(predicted)]), kinds[len(predicted)]
-            make = kind if callable(kind) else _checks.look_up(kind, MAKERS, "feature map")
-            new = [make_feature_map(make(d, m, activation, **options), d, m)]
-            if isinstance(new[0], URF | ProjectedURF):
-                new[0].calibrate(u, v, b)
+            if callable(kind):  # it gets the device of the layers, and may use what it makes
+                new = [make_feature_map(kind(d, m, activation, **options), d, m)]
+                if isinstance(new[0], URF | ProjectedURF):
+                    new[0].calibrate(u, v, b)
+            else:
+                _checks.choose(kind, [*FEATURE_MAPS, *OF_ACTIVATION], "feature map")
+                make = partial(OF_ACTIVATION[kind], activation=activation) if kind in OF_ACTIVATION else kind
+                new = [make_calibrated(make, d, m, u, v, b, **options)]
             if u is None and maps and isinstance(new[0], ProjectedURF) and new[0].on_error != "ignore":
                 text = f"layer {position}: error unknown, for features are not Gaussian inputs; pass calibrate="
                 warnings.warn(text, stacklevel=3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snnk import _checks
-from snnk.maps import URF, FeatureMap, ProjectedURF, make_feature_map
+from snnk.maps import URF, FeatureMap, ProjectedURF, make_calibrated, make_feature_map
 from snnk.maps.projections import make_generator
 
 
@@ -118,15 +119,16 @@ class SNNKLinear(nn.Module):
         if linear.weight.is_meta:
             raise ValueError("linear is on the meta device: it has no weights to start from. Load it first")
         d, o = linear.in_features, linear.out_features
-        place: dict[str, Any] = {"device": linear.weight.device, "dtype": linear.weight.dtype}
-        given = isinstance(feature_map, FeatureMap)
-        if feature_map is None:
-            fm: FeatureMap = URF(d, num_features, activation, seed=seed, **place, **options)
+        place: Any = {"device": linear.weight.device, "dtype": linear.weight.dtype}
+        if not isinstance(feature_map, FeatureMap):
+            make = partial(URF, activation=activation) if feature_map is None else feature_map
+            fm = make_calibrated(
+                make, d, num_features, inputs, linear.weight, linear.bias, seed=seed, **place, **options
+            )
         else:
-            defaults = {} if given else {"seed": seed, **place}
-            fm = make_feature_map(feature_map, d, num_features, **defaults, **options)
-        if isinstance(fm, URF | ProjectedURF) and (inputs is not None or not given):
-            fm = (copy.deepcopy(fm) if given else fm).calibrate(inputs, linear.weight, linear.bias)
+            fm = make_feature_map(feature_map, d, num_features, **options)
+            if isinstance(fm, URF | ProjectedURF) and inputs is not None:
+                fm = copy.deepcopy(fm).calibrate(inputs, linear.weight, linear.bias)
         return cls(
             d, o, num_features, fm, linear.bias is not None, seed=seed, weights=(linear.weight, linear.bias), **place
         )

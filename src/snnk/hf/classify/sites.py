@@ -17,7 +17,6 @@ from transformers.activations import ACT2FN
 from snnk import _checks
 from snnk.hf.replace import Features, SentinelIdentity, note_, rebuild_map, set_slot, zeros
 from snnk.maps import FeatureMap
-from snnk.maps.files import to_config
 from snnk.nn.linear import SNNKLinear
 
 
@@ -209,7 +208,7 @@ class Pooler:
     def note_(self, kind: str, feature_map: FeatureMap) -> None:
         """Note in the configuration what the pooler is now; raises before anything if a file could not say it."""
         entry = {"name": self.site.dense, "kind": kind, "num_features": feature_map.num_features}
-        note_(self.configs, None, {**entry, "map": to_config(feature_map)})
+        note_(self.configs, None, {**entry, "map": feature_map.to_config()})
 
     @property
     def configs(self) -> list[Any]:
