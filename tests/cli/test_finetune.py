@@ -4,9 +4,7 @@ import signal
 import pytest
 from transformers import BertModel
 
-from snnk.cli.finetune import TASKS
 from snnk.finetune import load
-from snnk.finetune.glue import GLUE
 
 from helpers.tuning import make_rows, save, write
 
@@ -27,10 +25,6 @@ def finetune(run, root):
         return run("finetune", *args)
 
     return call
-
-
-def test_the_help_names_the_tasks_of_glue():
-    assert TASKS.split(", ") == list(GLUE)
 
 
 def test_options_reach_the_run(finetune, root, tmp_path):

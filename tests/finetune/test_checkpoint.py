@@ -107,7 +107,7 @@ def test_the_run_resumes_from_files(root, tmp_path):
     with pytest.raises(Stop):
         finetune(config, progress=stop)
     assert (tmp_path / "out.checkpoint").exists() and not (tmp_path / "out").exists()
-    with pytest.raises(FileExistsError, match="go on with resume, or delete it"):
+    with pytest.raises(FileExistsError, match="continue with resume, or delete it"):
         finetune(config)
     with pytest.raises(ValueError, match="other options or data"):
         finetune(replace(config, learning_rate=0.5), resume=True)

@@ -122,10 +122,11 @@ def test_hyperparameters_of_the_paper(method, features, images, large, wanted):
     assert features is None or METHODS[method].features == features
 
 
-def test_listing_the_methods_loads_no_torch():
-    code = "import sys; from snnk.finetune.methods import METHODS; print(len(METHODS), 'torch' in sys.modules)"
+def test_listing_methods_and_tasks_loads_no_torch():
+    code = "import sys, snnk.finetune.glue as glue; from snnk.finetune import METHODS as found; "
+    code += "print(len(found), len(glue.GLUE), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [str(len(METHODS)), "False"]
+    assert done.stdout.split() == [str(len(METHODS)), "9", "False"]
 
 
 @pytest.mark.parametrize("method", ["snnk-relu", "lora", "ia3", "snnk-pooler"])

@@ -11,6 +11,7 @@ from snnk import _io
 from snnk.cli import _options
 from snnk.cli._printing import bar, say, show_table, wrote
 from snnk.finetune import METHODS, FinetuneConfig
+from snnk.finetune.glue import GLUE
 
 GROUP = _options.FINETUNE
 EXAMPLES = (
@@ -19,7 +20,6 @@ EXAMPLES = (
 )
 RERUN = "with --resume continues from the last checkpoint, if there is one"
 
-TASKS = "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli"  # the keys of GLUE, whose module is slow to import
 OWN = "Default: the method's own value (the paper's, where it gives one)."
 
 
@@ -38,7 +38,7 @@ def command(
     text: Annotated[str | None, typer.Option(help="Column of the texts. Default: the first column of strings.")] = None,
     text_pair: Annotated[str | None, typer.Option(help="Column of second texts, for pairs.")] = None,
     label: Annotated[str, typer.Option(help="Column of the labels.")] = "label",
-    task: Annotated[str | None, typer.Option(help=f"GLUE task, with --data-dir: {TASKS}.")] = None,
+    task: Annotated[str | None, typer.Option(help=f"GLUE task, with --data-dir: {', '.join(GLUE)}.")] = None,
     data_dir: Annotated[
         str | None, typer.Option(help="Folder of GLUE's files; the dev file becomes the test data.")
     ] = None,

@@ -12,14 +12,19 @@ from snnk.finetune.config import FinetuneConfig
 from snnk.finetune.methods import METHODS
 
 if TYPE_CHECKING:
-    from snnk.finetune.run import finetune, load
+    from snnk.finetune.loading import load
+    from snnk.finetune.run import finetune
 
 __all__ = ["METHODS", "FinetuneConfig", "finetune", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("finetune", "load"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from snnk.finetune import run
+    if name == "finetune":
+        from snnk.finetune.run import finetune
 
-    return getattr(run, name)
+        return finetune
+    if name == "load":
+        from snnk.finetune.loading import load
+
+        return load
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

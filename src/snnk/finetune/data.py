@@ -1,7 +1,7 @@
-"""Labelled rows for fine-tuning, ready for a model: tokenised texts or images, their labels, and batches of them.
+"""Labelled rows for fine-tuning: tokenised texts or images, their labels, and batches of them.
 
-Labels are classes, or numbers where they are written with a decimal point. Batches of an epoch are a function of seed
-and epoch alone, so that any process can tell which they are.
+Labels with a decimal point are numbers, all others classes. The batches of an epoch are a function of seed and epoch
+alone, so that every process computes the same ones.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snnk.finetune.glue import as_number
 from snnk.hf.data import pad_texts, read_images, tokenize
 
 POOL = 50  # batches whose rows are sorted by length together
-FEWEST = 4  # rows of a part of the data
-NO_NUMBERS = {"nan", "na", "n/a", "none", "null", "inf", "-inf", "+inf"}  # what tables have in place of a number
+FEWEST = 4  # rows per part of the data
+NO_NUMBERS = {"nan", "na", "n/a", "none", "null", "inf", "-inf", "+inf"}  # entries of tables for a missing number
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,10 @@ class Data:
     """Rows that are ready for a model, with their labels.
 
     Args:
-        rows: tokenised texts, or files of images; whatever `collate` takes.
+        rows: n tokenised texts, or files of images.
         labels: (n,), long for classes, float for regression.
         collate: a list of rows -> inputs of the model.
-        lengths: of the rows, by which batches are grouped.
+        lengths: the length of each row; batches have rows of similar length.
 
     Example:
         >>> data = Data([[1.0], [2.0]], torch.tensor([0, 1]), lambda rows: {"x": torch.tensor(rows)}, [1, 1])
@@ -54,19 +53,19 @@ class Data:
         return {**self.collate([self.rows[i] for i in indices]), "labels": self.labels[list(indices)]}
 
     def take(self, indices: Sequence[int]) -> Data:
-        """Some of the rows."""
+        """The data of some rows."""
         chosen = list(indices)
         return Data(
             [self.rows[i] for i in chosen], self.labels[chosen], self.collate, [self.lengths[i] for i in chosen]
         )
 
     def batches(self, size: int) -> list[list[int]]:
-        """Indices of all rows, the longest together."""
+        """Indices of all rows in batches, from the longest rows to the shortest."""
         order = sorted(range(len(self)), key=lambda i: -self.lengths[i])
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     def epoch(self, size: int, seed: int, epoch: int) -> list[list[int]]:
-        """Indices of an epoch's batches: drawn at random, rows of a batch of similar length."""
+        """Indices of the batches of an epoch, in random order; the rows of a batch have similar lengths."""
         generator = random.Random(f"{seed} {epoch}")
         order = list(range(len(self)))
         generator.shuffle(order)
@@ -78,7 +77,7 @@ class Data:
         return found
 
     def split(self, share: float, seed: int) -> tuple[Data, Data]:
-        """Two parts, the second with `share` of the rows, of each class alike."""
+        """Two parts, the second with a fraction `share` of the rows of each class."""
         generator = random.Random(f"{seed} split")
         groups: dict[Any, list[int]] = {}
         for i in range(len(self)):
@@ -98,7 +97,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Labels:
-    """What a label column holds: names of classes in order, or numbers (`names` is None).
+    """The kind of a label column: classes with their names in order, or numbers (`names` is None).
 
     Example:
         >>> labels = Labels.of(["b", "a", "b"], "f")
@@ -112,7 +111,7 @@ class Labels:
 
     @classmethod
     def of(cls, values: Sequence[Any], source: Any, regression: bool | None = None) -> Labels:
-        """Tell classes from numbers: a decimal point makes a number, unless `regression` says otherwise."""
+        """The kind of these labels: `regression`, or by default numbers if there are decimal points, else classes."""
         _complete(values, source)
         numbers = [as_number(v) for v in values]
         if regression is None:
@@ -120,7 +119,7 @@ class Labels:
             odd = {str(v) for v, number in zip(values, numbers, strict=True) if number is None}
             decimal = any(isinstance(v, float) or (isinstance(v, str) and not _is_integer(v)) for v in numeric)
             if decimal and odd and {v.strip().lower() for v in odd} <= NO_NUMBERS:
-                raise ValueError(f"labels of {source} are numbers but for {', '.join(sorted(odd))}; leave these out")
+                raise ValueError(f"labels of {source} are numbers except for {', '.join(sorted(odd))}; leave these out")
             regression = decimal and not odd
         if regression:
             return cls(None)
@@ -131,7 +130,7 @@ class Labels:
             raise ValueError(f"all labels of {source} are {names[0]!r}; at least two classes are needed")
         if len(names) > max(2, len(values) // 2):
             raise ValueError(
-                f"{source} has {len(names)} classes in {len(values)} rows; name the label column, or ask for regression"
+                f"{source} has {len(names)} classes in {len(values)} rows; give the label column, or use regression"
             )
         return cls(tuple(names))
 
@@ -151,6 +150,15 @@ class Labels:
                 f"{', '.join(self.names[:20])}"
             )
         return torch.tensor([index[_name(v)] for v in values])
+
+
+def as_number(value: Any) -> float | None:
+    """A finite number, or None if the value is not one."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _name(value: Any) -> str:
@@ -175,17 +183,17 @@ def _complete(values: Sequence[Any], source: Any) -> None:
 def encode_texts(
     tokenizer: Any, texts: Sequence[Any], pairs: Sequence[Any] | None, labels: Tensor, max_length: int
 ) -> Data:
-    """Tokenise texts, or pairs of them, into rows that are padded batch by batch.
+    """Tokenise texts, or pairs of texts, into rows that are padded batch by batch.
 
     Args:
-        tokenizer: the model's.
+        tokenizer: the tokenizer of the model.
         texts, pairs: n strings each.
         labels: (n,).
-        max_length: tokens of one row.
+        max_length: tokens per row.
     """
     special = tokenizer.num_special_tokens_to_add(pair=pairs is not None)
-    if max_length <= special:  # the tokenizer would not cut at all
-        raise ValueError(f"max_length must be above the {special} special tokens of a row; got {max_length}")
+    if max_length <= special:  # the tokenizer would not truncate
+        raise ValueError(f"max_length must exceed the {special} special tokens of a row; got {max_length}")
     rows: list[dict[str, list[int]]] = []
     for start in range(0, len(texts), 1000):
         part = [["" if t is None else str(t) for t in col[start : start + 1000]] for col in (texts, pairs or [])]
@@ -197,6 +205,5 @@ def encode_texts(
 
 
 def encode_images(processor: Any, files: Sequence[Path], labels: Tensor) -> Data:
-    """Images that are opened when their batch comes."""
-
+    """Images, which are opened batch by batch."""
     return Data(list(files), labels, lambda part: read_images(part, processor), [1] * len(files))

@@ -1,32 +1,29 @@
-"""The tasks of GLUE: their files, columns and metrics."""
+"""The tasks of GLUE: their files, columns and metrics. Importing this module loads no torch."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from snnk import _checks
-from snnk.hf.data import column_of, read_columns
 
 GLUE_HUB = "nyu-mll/glue"
-GLUE_WHERE = "gluebenchmark.com/tasks, a folder a task, such as CoLA/train.tsv and CoLA/dev.tsv"
+GLUE_WHERE = "gluebenchmark.com/tasks, one folder per task, such as CoLA/train.tsv and CoLA/dev.tsv"
 
 
 @dataclass(frozen=True)
 class GlueTask:
-    """Where a GLUE task has its columns, and what it is measured by, the first of which chooses the best epoch."""
+    """One task: its folder, columns and metrics, of which the first chooses the best epoch."""
 
     folder: str
-    rows: tuple[int, int]  # of train and dev
+    rows: tuple[int, int]  # in train and dev
     text: str
     pair: str | None
     label: str
     metrics: tuple[str, ...] = ("accuracy",)
-    columns: tuple[str, ...] | None = None  # of a file without a header
+    columns: tuple[str, ...] | None = None  # names, for files without a header
     dev: str = "dev"
-    large: bool = False  # the paper regularises small ones more
+    large: bool = False  # the paper regularises less on large data sets
 
 
 COLA = ("source", "label", "star", "sentence")
@@ -34,7 +31,7 @@ GLUE = {
     "cola": GlueTask("CoLA", (8551, 1043), "sentence", None, "label", ("mcc", "accuracy"), COLA),
     "sst2": GlueTask("SST-2", (67349, 872), "sentence", None, "label", large=True),
     "mrpc": GlueTask("MRPC", (3668, 408), "#1 String", "#2 String", "Quality", ("f1", "accuracy")),
-    # the paper's metric first
+    # Spearman first, which is the paper's metric
     "stsb": GlueTask("STS-B", (5749, 1500), "sentence1", "sentence2", "score", ("spearman", "pearson")),
     "qqp": GlueTask("QQP", (363846, 40430), "question1", "question2", "is_duplicate", ("f1", "accuracy"), large=True),
     "mnli": GlueTask("MNLI", (392702, 9815), "sentence1", "sentence2", "gold_label", dev="dev_matched", large=True),
@@ -45,7 +42,7 @@ GLUE = {
 
 
 def glue_files(task: str, folder: Path) -> tuple[GlueTask, Path, Path]:
-    """The task's row, its training file and its dev file, plain or .gz, in `folder` or the task's folder in it."""
+    """The task, its training file and its dev file, plain or .gz, in `folder` or in the task's folder there."""
     row = _checks.look_up(task, GLUE, "task")
     found = []
     for part in ("train", row.dev):
@@ -61,19 +58,12 @@ def glue_files(task: str, folder: Path) -> tuple[GlueTask, Path, Path]:
 
 
 def miscounted(task: str, folder: Path) -> str | None:
-    """A line on files with other rows than GLUE's, which may be a subset on purpose; None where they are the same."""
+    """A note on files with another number of rows than GLUE's, which may be intended; None if they have the same."""
+    from snnk.hf.data import column_of, read_columns  # late: it loads torch
+
     row, *files = glue_files(task, folder)
     rows = tuple(len(column_of(read_columns(file, row.columns, spare=True), row.label, file)) for file in files)
     if rows == row.rows:
         return None
     ours, theirs = (f"{train:,} and {dev:,}" for train, dev in (rows, row.rows))
     return f"{row.folder}: {ours} rows of train and dev where GLUE has {theirs}"
-
-
-def as_number(value: Any) -> float | None:
-    """A finite number, or None where the value is none."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None

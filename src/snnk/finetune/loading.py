@@ -1,0 +1,160 @@
+"""`load` reads a folder that `finetune` wrote; `load_base` reads the model that a run starts from."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification, PreTrainedModel
+
+from snnk import _io
+from snnk.finetune.config import POOLING, FinetuneConfig
+from snnk.finetune.pooling import MeanPooled
+from snnk.hf.data import pad_id
+from snnk.hf.folders import find_folder, refuse_unsafe, some
+from snnk.hf.models import POSITIONS_FROM_PADDING, Loaded, load_model, load_processor, refuse_nan
+
+
+def load(folder: str | Path) -> tuple[Any, Any]:
+    """Load a model that `finetune` wrote, in eval mode, and its tokenizer or image processor.
+
+    Args:
+        folder: the `out` of the run.
+
+    Example:
+        >>> model, tokenizer = load("tuned")  # doctest: +SKIP
+        >>> model(**tokenizer("a text", return_tensors="pt")).logits  # doctest: +SKIP
+        tensor([[-1.2, 1.3]])
+    """
+    folder = Path(folder)
+    if folder.is_dir():
+        refuse_unsafe(folder)
+    facts = _read_metrics(folder)
+    adapter, images, mean = facts["adapter"], facts["images"], facts["config"]["pooling"] == "mean"
+    source = str(folder)
+    if adapter:
+        source = _base_of(folder)
+        try:
+            find_folder(source)
+        except ValueError as error:
+            raise ValueError(f"the base model of {folder / 'adapter_config.json'}: {error}") from error
+    processor = load_processor(folder, images)
+    options = _label_options(facts["labels"])
+    loaded = load_model(source, _class(images, mean), new_head=adapter, dtype=torch.float32, **options)
+    model = loaded.model
+    if not images:
+        set_padding(model, processor)  # the base model of an adapter has a configuration of its own
+    if adapter:
+        model = _with_adapter(loaded, folder, source)
+    refuse_nan(model, folder)
+    return model.eval(), processor
+
+
+def load_base(
+    config: FinetuneConfig, labels: Sequence[str] | None, images: bool, say: Callable[[str], None]
+) -> tuple[PreTrainedModel, tuple[str, ...]]:
+    """The model that a run starts from, and the modules inside it that its files lack and that were drawn at random."""
+    kind = _class(images, config.pooling == "mean")
+    loaded = load_model(config.model, kind, new_head=True, dtype=torch.float32, **_label_options(labels))
+    model = loaded.model
+    if Path(config.model).is_dir():
+        model.name_or_path = str(Path(config.model).resolve())  # an adapter may be loaded from another folder
+    if model.config.model_type == "xlnet":
+        raise ValueError(
+            f"{config.model} is an XLNet, which classifies by the last position of a row, padding or not: "
+            "use a model of another type"
+        )
+    inside = sorted(key for key in loaded.missing | loaded.mismatched if key.startswith(f"{model.base_model_prefix}."))
+    if not inside or config.pooling != "model":
+        return model, ()
+    say(f"note: the files have no {', '.join(inside)}, which are drawn at random; --pooling mean needs no pooler")
+    return model, tuple(dict.fromkeys(name for key in inside if "." in (name := key.rpartition(".")[0])))
+
+
+def set_padding(model: PreTrainedModel, processor: Any) -> None:
+    """Set the padding token of a model to that of its batches: a decoder classifies the last token before padding."""
+    config = model.config.get_text_config()
+    if config.model_type not in POSITIONS_FROM_PADDING:  # these count positions from the token of their pretraining
+        config.pad_token_id = pad_id(processor)
+
+
+def _read_metrics(folder: Path) -> dict[str, Any]:
+    """The content of metrics.json, in which the entries that `load` needs were checked."""
+    file = folder / "metrics.json"
+    facts: Any = _io.read_json(file, "a file of snnk finetune")
+    try:
+        adapter, images, pooling, names = facts["adapter"], facts["images"], facts["config"]["pooling"], facts["labels"]
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"{file} is not a file of snnk finetune: it lacks {error}; copy the folder again") from error
+    flags = isinstance(adapter, bool) and isinstance(images, bool) and pooling in POOLING
+    if not flags or (names is not None and not (isinstance(names, list) and all(isinstance(n, str) for n in names))):
+        raise ValueError(
+            f"{file} was changed: adapter {adapter!r} and images {images!r} must be true or false, pooling {pooling!r} "
+            f"one of {', '.join(POOLING)}, labels null or a list of names; copy the folder again"
+        )
+    return facts
+
+
+def _base_of(folder: Path) -> str:
+    """The base model that the configuration of an adapter names; patterns that are slow to match are refused."""
+    file = folder / "adapter_config.json"
+    found = _io.read_json(file, "the configuration of an adapter")
+    source = found.get("base_model_name_or_path") if isinstance(found, dict) else None
+    if not isinstance(source, str):
+        raise ValueError(f"{file} does not name its base model: base_model_name_or_path is {source!r}")
+    importlib.import_module("snnk.peft")  # registers its adapters with PEFT
+    from snnk.peft.patterns import check_patterns
+
+    check_patterns(found, file)
+    return source
+
+
+def _with_adapter(loaded: Loaded, folder: Path, source: str) -> Any:
+    """The model with its adapter; every tensor that the base model lacks must be in the adapter's file."""
+    from peft import PeftModel, get_peft_model_state_dict
+
+    from snnk.peft.config import read_header
+
+    file = folder / "adapter_model.safetensors"
+    found = read_header(folder)
+    if found is None:
+        raise ValueError(f"there is no file {file}; copy the folder again")
+    model = loaded.model
+    other = {key for key in loaded.mismatched if model.state_dict()[key].numel()}  # the mean has an empty tensor
+    drawn = {f"base_model.model.{key}" for key in {*loaded.missing, *other}}
+    _check_complete(drawn, found, file, source)  # before PEFT, whose error would be a bare name
+    try:
+        model = PeftModel.from_pretrained(model, folder)
+        expected = {name: tuple(tensor.shape) for name, tensor in get_peft_model_state_dict(model).items()}
+    except Exception as error:
+        raise ValueError(f"the adapter in {folder} cannot be loaded: {error}") from error
+    _check_complete(expected, found, file, source)
+    others = sorted(name for name, shape in found.items() if expected.get(name) != shape)
+    if others:
+        raise ValueError(f"{file} has {some(others)} with other shapes than, or without a place in, {source}")
+    return model
+
+
+def _check_complete(expected: Iterable[str], found: Iterable[str], file: Path, source: str) -> None:
+    missing = sorted(set(expected) - set(found))
+    if missing:
+        raise ValueError(f"{file} lacks {some(missing)}: it is damaged or not of {source}; copy the folder again")
+
+
+def _class(images: bool, mean: bool) -> Any:
+    if images and mean:
+        raise ValueError("pooling 'mean' is for texts; for images use 'model'")
+    return AutoModelForImageClassification if images else MeanPooled if mean else AutoModelForSequenceClassification
+
+
+def _label_options(names: Sequence[str] | None) -> dict[str, Any]:
+    if names is None:
+        return {"num_labels": 1, "problem_type": "regression"}
+    return {
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: i for i, name in enumerate(names)},
+        "problem_type": "single_label_classification",
+    }

@@ -1,0 +1,73 @@
+"""`load`: folders that `finetune` wrote, their padding, dtypes and versions."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from snnk.finetune import finetune, load
+from snnk.finetune.data import encode_texts
+from snnk.finetune.loading import set_padding
+
+from helpers.texts import make_tokenizer
+from helpers.tuning import TINY, make_config, outputs
+
+
+@pytest.mark.parametrize("special", [{"eos_token": "[CLS]"}, {"pad_token": "[PAD]"}])
+def test_a_decoder_reads_the_last_token_that_is_no_padding(root, tmp_path, special):
+    """Also where the tokenizer has none, and where the model's configuration names another or none."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_embd=8, n_inner=32, n_layer=1, n_head=2, vocab_size=43, n_positions=32)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    make_tokenizer(**special).save_pretrained(tmp_path / "gpt2")
+    config = make_config(root, tmp_path / "out", method="lora", pooling="model", max_steps=2)
+    done = finetune(replace(config, model=str(tmp_path / "gpt2")))
+    model, tokenizer = load(tmp_path / "out")
+    texts = ["w1 w2 w3", "w4"]
+    batch = encode_texts(tokenizer, texts, None, torch.tensor([0, 1]), 32).batch([0, 1])
+    with torch.no_grad():
+        together = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        alone = torch.cat([model(**tokenizer(text, return_tensors="pt")).logits for text in texts])
+        trained = done.model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    assert torch.equal(together, trained) and torch.allclose(together, alone, atol=1e-6)
+    assert not torch.allclose(alone[0], alone[1], atol=1e-3)
+
+
+def test_positions_that_are_counted_from_the_padding_token_stay():
+    model = transformers.RobertaForSequenceClassification(transformers.RobertaConfig(**TINY, pad_token_id=1))
+    set_padding(model, make_tokenizer())
+    assert model.config.pad_token_id == 1  # the tokenizer's is 0
+
+
+def test_a_model_that_was_saved_in_bfloat16_comes_back_as_it_was_trained(root, tmp_path):
+    torch.manual_seed(0)
+    transformers.BertModel(transformers.BertConfig(**TINY)).bfloat16().save_pretrained(tmp_path / "half")
+    make_tokenizer().save_pretrained(tmp_path / "half")
+    config = make_config(root, tmp_path / "out", method="snnk-relu", max_steps=2)
+    done = finetune(replace(config, model=str(tmp_path / "half")))
+    model, _ = load(tmp_path / "out")
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert torch.equal(outputs(model), outputs(done.model))
+
+
+def test_load_refuses_other_folders(root):
+    with pytest.raises(FileNotFoundError, match=r"no file .*metrics\.json, which should be a file of snnk finetune"):
+        load(root / "bert")
+
+
+def test_adapters_of_version_0_1_load(root, tmp_path):
+    """Their files have peft_type SNNK, and no tensor in the place of the pooler."""
+    done = finetune(make_config(root, tmp_path / "tuned", method="snnk", features=2, max_steps=0, epochs=None))
+    file = tmp_path / "tuned" / "adapter_config.json"
+    config = json.loads(file.read_text())
+    assert "import snnk.peft" in config["peft_type"] and "bert.pooler.dense" in config["modules_to_save"]
+    config["peft_type"] = "SNNK"
+    config["modules_to_save"].remove("bert.pooler.dense")
+    file.write_text(json.dumps(config))
+    tensors = load_file(tmp_path / "tuned" / "adapter_model.safetensors")
+    assert tensors.pop("base_model.model.bert.pooler.dense.weight").numel() == 0
+    save_file(tensors, tmp_path / "tuned" / "adapter_model.safetensors")
+    torch.testing.assert_close(outputs(load(tmp_path / "tuned")[0]), outputs(done.model))
