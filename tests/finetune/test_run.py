@@ -128,7 +128,7 @@ def test_glue_task_and_metrics(root, tmp_path):
         ({"features": 3}, "has no features"),
         ({"method": "bundled"}, "own pooler"),
         ({"epochs": 0}, "epochs must be a positive integer"),
-        ({"text": "body"}, r"no column 'body' in .*; its columns are 'sentence', 'label'"),
+        ({"text": "body"}, r"no column 'body' in .*; its columns are sentence, label"),
         ({"text_pair": "other"}, r"no column 'other'"),
         ({"label": "score"}, r"no column 'score'"),
         ({"train": "{root}/empty.tsv"}, "is empty: it has no rows"),
