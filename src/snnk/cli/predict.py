@@ -33,8 +33,8 @@ def command(
     _io.check_out(out)
     from snnk.tabular import TableModel
 
-    count, score, unseen = TableModel.load(model).write_predictions(data, out, missing=missing)
-    say(f"{count:,} predictions" + "".join(f", {name} {value:.4f}" for name, value in score.items()))
+    rows, score, unseen = TableModel.load(model).write_predictions(data, out, missing=missing)
+    say(f"{rows:,} predictions" + "".join(f", {name} {value:.4f}" for name, value in score.items()))
     for name, number in unseen.items():
-        say(f"{printable(name)}: {number:,} values not seen in training, taken for none")
+        say(f"{printable(name)}: {number:,} values not seen in training, or far outside its range, were ignored")
     wrote(out)

@@ -130,7 +130,8 @@ class Columns:
             batch: rows of the table.
             label, first_row: the block of the batch, and the row of the block at which it begins; errors name them.
             with_target: whether to encode the target.
-            unseen: a counter of categories that the first pass did not see, by column.
+            unseen: a counter, by column, of values unlike those of the first pass: categories that it did not see,
+                and numbers that are too far away.
         """
         x = np.zeros((batch.num_rows, self.width), np.float32)
         keep, place = np.ones(batch.num_rows, bool), 0
@@ -146,6 +147,8 @@ class Columns:
                         f"2^24 standard deviations ({column.scale:g}) from its mean in training ({column.mean:g}); "
                         "correct it, or choose 'drop' or 'mean' as the policy for missing values"
                     )
+                if unseen is not None:
+                    unseen[column.name] += int(far.sum())
                 bad = bad | far
                 x[:, place] = np.where(bad, 0.0, scaled)
             else:

@@ -129,7 +129,7 @@ class PredictionSummary(NamedTuple):
 
     rows: int  # number of predictions
     score: dict[str, float]  # {"R2": ...} or {"accuracy": ...}, empty if the table has no target
-    unseen: dict[str, int]  # number of values that were not there in training, by column
+    unseen: dict[str, int]  # number of new categories and of numbers far outside the training data, by column
 
 
 class _Predicted(NamedTuple):
