@@ -1,3 +1,5 @@
+"""The contract of scikit-learn, exact `partial_fit`, and numbers of any size."""
+
 import re
 
 import numpy as np
@@ -113,7 +115,7 @@ def test_discriminant_does_not_solve_the_ridge(monkeypatch):
         (SNNKClassifier, {"alpha": 1.5, "discriminant": True}, r"from 0 to 1; got 1\.5"),
     ],
 )
-def test_a_bad_alpha_is_said_before_any_row_is_counted(make, options, message):
+def test_a_bad_alpha_is_refused_before_any_row_is_counted(make, options, message):
     X, y = make_moons(40, random_state=0)
     model = make(8, random_state=0).partial_fit(X, y)
     with pytest.raises(ValueError, match=message):
@@ -158,7 +160,7 @@ def test_refusals():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("feature_map", ["random-fourier", "random-relu"])
 def test_numbers_of_any_size(dtype, feature_map):
-    """Powers of two scale the data exactly, so the scores must be those of the data as they are."""
+    """Powers of two scale the data exactly, so that the predictions must scale exactly, too."""
     X, y = data()
     X, largest = X.astype(dtype), 120 if dtype == np.float32 else 1015
     options = {"n_components": 64, "feature_map": feature_map, "random_state": 0}
@@ -196,7 +198,8 @@ def test_a_number_too_far_away_is_named_before_any_row_is_counted(dtype, value):
         with pytest.raises(ValueError, match=r"at row 2500, column 1: too far from the mean"):
             call(far)
     assert int(model.stats_.rows.sum()) == 3000
-    large = np.ldexp(X, 60)  # rows that are not standardised: angles of no digits, and ReLU features, which are right
+    # Without standardising, angles of this size have no digits, while ReLU features are right.
+    large = np.ldexp(X, 60)
     with pytest.raises(ValueError, match=r"at row 0, column 0"):
         SNNKFeatures(16, standardize=False, random_state=0).fit(large).transform(large)
     relu = SNNKFeatures(16, standardize=False, feature_map="random-relu", random_state=0).fit(large)
@@ -205,7 +208,7 @@ def test_a_number_too_far_away_is_named_before_any_row_is_counted(dtype, value):
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_numbers_that_dwarf_all_others_are_named(count):
-    """One of 1e30 made the others of its column equal, and the score 0, without a word."""
+    """One value of 1e30 would make the others of its column equal, and the score 0, without an error."""
     X, y = data()
     far, large = X.copy(), y.copy()
     far[40 : 40 + count, 1], large[7 : 7 + count] = -1e30, 1e9
@@ -217,7 +220,7 @@ def test_numbers_that_dwarf_all_others_are_named(count):
     plain = SNNKRegressor(64, random_state=0).fit(flag, y).predict(flag)
     flag[:, -1] *= 2.0**100
     np.testing.assert_array_equal(SNNKRegressor(64, random_state=0).fit(flag, y).predict(flag), plain)
-    for power in (3, 10):  # tails are no outliers: there are values of every size
+    for power in (3, 10):  # heavy tails have values of every size, and are no outliers
         SNNKFeatures(16).fit(np.random.default_rng(0).pareto(1, (4000, 2)) ** power)
 
 

@@ -1,14 +1,14 @@
-"""scikit-learn estimators: random features with a closed-form fit (section 3.3), in scikit-learn's dialect.
+"""scikit-learn estimators: random features, and linear models on them in closed form (section 3.3 of the paper).
 
-    make_pipeline(StandardScaler(), SNNKFeatures(1024), Ridge())     or in one:     SNNKRegressor(1024)
+    make_pipeline(StandardScaler(), SNNKFeatures(1024), Ridge())      # or in one estimator: SNNKRegressor(1024)
 
-The regressor and the classifier standardise their inputs, keep float64 sums and nothing of the data, and can go on with
-`partial_fit`; the mean and scale of the inputs are then those of the first batch. `fit` solves at once, `partial_fit`
-leaves that to the first prediction after it: a batch costs only its sums, and may be too small to solve with.
+The regressor and the classifier standardise their inputs and keep float64 sums, not the data. `partial_fit` adds rows
+to the sums; the mean and the scale of the inputs are those of the first batch. It leaves the solution to the next
+prediction, so that a batch may be too small to solve with. `fit` solves at once.
 
-Numbers may have any size. Statistics of the inputs are taken in float64 and in units of a power of two, and a target
-below about 1e-18 or above 1e18 is fitted in a unit of its own (`unit_`). A number so far from the others that features
-keep no digit of it raises a ValueError with its row and column.
+Numbers may have any size that float64 has. A target below about 1e-18 or above 1e18 is fitted in a unit of its own
+(`unit_`). An input so far from the others that features would keep no digit of it raises a ValueError with its row and
+column.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ from snnk.tabular.scaling import (
     target_unit,
 )
 
-UNITS = 2.0**60  # of the first batch that a number of a later one may have: products with features stay in float32
+__all__ = ["SNNKClassifier", "SNNKFeatures", "SNNKRegressor"]
+
+FARTHEST = 2.0**60  # in units of the first batch; products of larger targets with features could overflow in float32
 FLOATS = [np.float64, np.float32]  # features are computed in the dtype of the first rows
 
 
 class _Features(BaseEstimator):  # type: ignore[misc]
-    """What the three share: parameters of the map, and phi of standardised rows."""
+    """The parameters of the feature map, and the features of standardised rows."""
 
     map_: FeatureMap
     mean_: Array
@@ -63,7 +65,7 @@ class _Features(BaseEstimator):  # type: ignore[misc]
         feature_map: str = "random-fourier",
         bandwidth: float = 1.0,
         standardize: bool = True,
-        random_state: Any = None,
+        random_state: int | np.random.RandomState | None = None,
     ) -> None:
         self.n_components = n_components
         self.feature_map = feature_map
@@ -72,11 +74,11 @@ class _Features(BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def _start(self, X: Array, weight: Array | None = None) -> None:
-        """Draw the map, and take mean and scale from the rows."""
+        """Draw the map, and take mean and scale from rows X (n, d) with weights (n,)."""
         d = X.shape[1]
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         n = _checks.positive_int(self.n_components, "n_components")
-        even = n + n % 2  # cos and sin come in pairs; of an odd number the last is left out
+        even = n + n % 2  # cos and sin come in pairs; `_phi` leaves out the last feature of an odd number
         fm = make_random_map(self.feature_map, d, even, bandwidth=self.bandwidth, x_norm=d**0.5, seed=seed)
         self.map_ = fm.to(getattr(torch, X.dtype.name))
         self.mean_, self.scale_ = np.zeros(d), np.ones(d)
@@ -89,9 +91,9 @@ class _Features(BaseEstimator):  # type: ignore[misc]
             self.scale_ = np.where(deviation > CONSTANT * np.abs(mean), scale, constant_scale(self.mean_))
 
     def _inputs(self, X: Array) -> torch.Tensor:
-        """Standardised rows, in the dtype of the map; all are checked before any is used."""
+        """Standardise rows (n, d), in the dtype of the map; all are checked before any is used."""
         x, dtype = standardise(X.astype(np.float64, copy=False), self.mean_, self.scale_), self.map_.projection.dtype
-        # An angle beyond 1/eps has no digits left, nor has a value so many deviations away from all others.
+        # Above 1/eps, neither an angle nor a standardised value has a correct digit left.
         angles = self.feature_map == "random-fourier" or self.standardize
         far = ~(np.abs(x) <= (1 / torch.finfo(dtype).eps if angles else torch.finfo(dtype).max))
         if far.any():
@@ -108,7 +110,7 @@ class _Features(BaseEstimator):  # type: ignore[misc]
 
 
 def _refuse_outliers(values: Array, name: str) -> None:
-    """Refuse rows (n, d) with a column in which a few values are so large that the others count for nothing."""
+    """Refuse rows (n, d) if a column has a few values that are so large that the others count for nothing."""
     for column, found in enumerate(values.T):
         outliers = count_outliers(count_sizes(found))
         if outliers:
@@ -121,14 +123,14 @@ def _refuse_outliers(values: Array, name: str) -> None:
 
 
 class SNNKFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Features):  # type: ignore[misc]
-    """Random features of rows, for any linear model behind them.
+    """Random features of rows, as inputs of any linear model.
 
     Args:
         n_components: number of features.
         feature_map: "random-fourier" (cos and sin) or "random-relu".
         bandwidth: standard deviation of the angles of "random-fourier"; a larger one fits finer detail.
         standardize: whether to centre and scale the columns first.
-        random_state: of the map.
+        random_state: seed or generator of the map.
 
     Example:
         >>> SNNKFeatures(64, random_state=0).fit_transform(np.random.rand(10, 3)).shape
@@ -136,11 +138,13 @@ class SNNKFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Features)
     """
 
     def fit(self, X: Any, y: Any = None) -> SNNKFeatures:
+        """Draw the features for rows X (n, d), and take their mean and scale; `y` is ignored."""
         self._start(validate_data(self, X, dtype=FLOATS))
         self._n_features_out = int(self.n_components)
         return self
 
     def transform(self, X: Any) -> Array:
+        """Map rows (n, d) to features (n, n_components)."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=FLOATS, reset=False)
         return self._phi(self._inputs(X)).numpy().astype(X.dtype, copy=False)
@@ -152,11 +156,11 @@ class SNNKFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Features)
 
 
 class _Closed(_Features):
-    """Sums of features and targets, solved in closed form."""
+    """Sums of features and targets, and their solution in closed form."""
 
     stats_: RidgeStats
-    unit_: Array  # in which the sums and `solution_` have each target: 1 for numbers of ordinary size
-    _solved: tuple[LinearSolution, float] | None  # None: not yet, for the rows so far
+    unit_: Array  # the unit of each target in the sums and in `solution_`: 1 for numbers of ordinary size
+    _solved: tuple[LinearSolution, float] | None  # None until the sums of the rows so far are solved
 
     def __init__(
         self,
@@ -166,7 +170,7 @@ class _Closed(_Features):
         bandwidth: float = 1.0,
         alpha: float | str = 1e-3,
         standardize: bool = True,
-        random_state: Any = None,
+        random_state: int | np.random.RandomState | None = None,
     ) -> None:
         super().__init__(
             n_components,
@@ -184,7 +188,7 @@ class _Closed(_Features):
 
     @property
     def alpha_(self) -> float:
-        """The penalty that `solution_` was solved with."""
+        """The penalty of `solution_`."""
         return self._solution()[1]
 
     def _solution(self) -> tuple[LinearSolution, float]:
@@ -193,7 +197,7 @@ class _Closed(_Features):
         return self._solved
 
     def _solve(self) -> tuple[LinearSolution, float]:
-        """A solution of the sums, and its penalty."""
+        """The solution of the sums, and its penalty."""
         solution = self.stats_.solve(self._checked_alpha())
         return solution, solution.lam
 
@@ -206,22 +210,23 @@ class _Closed(_Features):
         return float(alpha)
 
     def _add(self, X: Array, y: Array, weight: Array | None, first: bool) -> None:
+        """Add rows X (n, d), y (n, t) to the sums; the first ones also start them."""
         self._checked_alpha()  # before any row is counted
         _refuse_outliers(y, "y")
         if first:
-            block = torch.float32 if X.dtype == np.float32 else torch.float64  # rounded to the digits that X has
+            block = torch.float32 if X.dtype == np.float32 else torch.float64  # products have the digits of X
             n = _checks.positive_int(self.n_components, "n_components")
             stats = RidgeStats(n, y.shape[1], block_dtype=block)  # too many features fail before they are drawn
             self._start(X, weight)
             self.stats_, self.unit_ = stats, np.zeros(y.shape[1])
         largest = np.abs(y).max(0)
-        # 0 until a number comes that is not 0, of which every multiple is 0
+        # The unit of a target is 0 until its first nonzero value, which determines it.
         unit = np.where(self.unit_ > 0, self.unit_, np.where(largest > 0, target_unit(largest), 0.0))
         scaled = standardise(y, 0.0, np.where(unit > 0, unit, 1.0))
-        if not (np.abs(scaled) <= UNITS).all():
+        if not (np.abs(scaled) <= FARTHEST).all():
             raise ValueError(
-                f"y has a number of {largest.max():g}, more than {UNITS:g} times those of the first batch; begin with "
-                "a batch that is like the others, or scale y"
+                f"y has a number of {largest.max():g}, more than {FARTHEST:g} times those of the first batch; begin "
+                "with a batch that is like the others, or scale y"
             )
         x = self._inputs(X)
         self.unit_, self._solved = unit, None
@@ -231,6 +236,7 @@ class _Closed(_Features):
             self.stats_.update(self._phi(x[part]), torch.from_numpy(scaled[part]), w)
 
     def _outputs(self, X: Any) -> Array:
+        """Predictions or scores (n, t) for rows (n, d)."""
         check_is_fitted(self, "stats_")
         X = validate_data(self, X, dtype=FLOATS, reset=False)
         parts = [self.solution_.predict(self._phi(x).double()) for x in self._inputs(X).split(ROWS)]
@@ -239,13 +245,13 @@ class _Closed(_Features):
         if not np.isfinite(outputs).all():
             row = int(np.isfinite(outputs).all(1).argmin())
             raise ValueError(
-                f"the prediction for row {row} is beyond the largest float64; X is far from the training's"
+                f"the prediction for row {row} is beyond the largest float64; X is far from the rows of training"
             )
         return outputs
 
 
 class SNNKRegressor(RegressorMixin, _Closed):  # type: ignore[misc]
-    """Ridge regression on random features: one pass, no iterations, `partial_fit` exact.
+    """Ridge regression on random features: one pass, no iterations, exact `partial_fit`.
 
     Args:
         n_components, feature_map, bandwidth, standardize, random_state: as for SNNKFeatures.
@@ -258,11 +264,12 @@ class SNNKRegressor(RegressorMixin, _Closed):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> SNNKRegressor:
+        """Fit rows X (n, d) with targets y (n,) or (n, t)."""
         self._fit(X, y, sample_weight, first=True)._solution()
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> SNNKRegressor:
-        """Add rows to the sums; the next prediction solves again."""
+        """Add rows; the next prediction solves for all rows so far."""
         return self._fit(X, y, sample_weight, first=not hasattr(self, "stats_"))
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, first: bool) -> SNNKRegressor:
@@ -273,6 +280,7 @@ class SNNKRegressor(RegressorMixin, _Closed):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> Array:
+        """Predict the targets, (n,) or (n, t), of rows (n, d)."""
         outputs = self._outputs(X)
         return outputs[:, 0] if self._flat else outputs
 
@@ -287,8 +295,8 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
 
     Args:
         n_components, feature_map, bandwidth, standardize, random_state: as for SNNKFeatures.
-        alpha: penalty, or "gcv"; for the discriminant a number, its shrinkage, 0 to 1.
-        discriminant: take the linear discriminant from the same sums instead of least squares.
+        alpha: penalty, or "gcv" to choose it; with `discriminant`, its shrinkage, a number from 0 to 1.
+        discriminant: compute a linear discriminant from the same sums instead of least squares.
 
     Example:
         >>> X = np.random.default_rng(0).normal(size=(500, 2))
@@ -298,7 +306,7 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
     """
 
     classes_: Array
-    class_count_: Array  # weight of the rows of each
+    class_count_: Array  # number of rows of each class, or the sum of their weights
 
     def __init__(
         self,
@@ -309,7 +317,7 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
         alpha: float | str = 1e-3,
         discriminant: bool = False,
         standardize: bool = True,
-        random_state: Any = None,
+        random_state: int | np.random.RandomState | None = None,
     ) -> None:
         super().__init__(
             n_components,
@@ -322,11 +330,18 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
         self.discriminant = discriminant
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> SNNKClassifier:
+        """Fit rows X (n, d) with classes y (n,)."""
         self._fit(X, y, sample_weight, None, first=True)._solution()
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> SNNKClassifier:
-        """Add rows to the sums; the first call needs `classes` unless it sees all. The next prediction solves again."""
+        """Add rows; the next prediction solves for all rows so far.
+
+        Args:
+            X, y: rows (n, d) and their classes (n,).
+            classes: all classes; the first call needs them unless its rows have all.
+            sample_weight: weights of the rows (n,).
+        """
         return self._fit(X, y, sample_weight, classes, first=not hasattr(self, "stats_"))
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, classes: Any, first: bool) -> SNNKClassifier:
@@ -363,9 +378,11 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
         return float(alpha)
 
     def decision_function(self, X: Any) -> Array:
+        """Scores of the classes, (n, classes); for two classes their difference, (n,)."""
         outputs = self._outputs(X)
         return outputs[:, 1] - outputs[:, 0] if len(self.classes_) == 2 else outputs
 
     def predict(self, X: Any) -> Array:
+        """The class (n,) with the largest score for each row."""
         best = self._outputs(X).argmax(1)
         return self.classes_[best]
