@@ -1,11 +1,11 @@
-"""Fine-tuned classifiers, compressed: accuracy or Matthews correlation before and after.
+"""Compression of fine-tuned classifiers: accuracy and Matthews correlation before and after.
 
     python benchmarks/classifiers.py --model FOLDER --data GLUE_FOLDER [--out FILE]
     python benchmarks/classifiers.py --quick
 
-The encoder in FOLDER gets a new head, is fine-tuned in full on a part of SST-2 and CoLA train with fixed settings,
-nothing chosen on dev, and then compressed with the sentences of train, without labels. --quick makes a small model and
-random tokens itself, and says nothing about accuracy.
+The encoder in FOLDER gets a new head and is fine-tuned in full on a part of the training files of SST-2 and CoLA. Its
+settings are fixed, and none is chosen on dev rows. It is then compressed with training sentences, without labels.
+--quick generates a small model and random tokens, which show that the script runs and nothing about accuracy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from snnk.hf import compress_, plan
 class Config:
     model: str = ""
     tasks: tuple[str, ...] = ("SST-2", "CoLA")
-    sentences: int = 6000  # of train, for fine-tuning
+    sentences: int = 6000  # of the training file, for fine-tuning
     epochs: int = 2
     rate: float = 1e-4
     batch_size: int = 32
@@ -49,7 +49,7 @@ def read(folder: Path, task: str, split: str) -> list[tuple[str, int]]:
 
 
 def encode(tokenizer: Any, rows: list[tuple[str, int]], size: int) -> list[Batch]:
-    """Batches of rows of like length, in random order."""
+    """Batches of rows of similar length, in random order."""
     rows = sorted(rows, key=lambda row: len(row[0]))
     parts = [rows[i : i + size] for i in range(0, len(rows), size)]
     random.Random(0).shuffle(parts)
@@ -97,17 +97,17 @@ def score(model: Any, batches: list[Batch]) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small model made here")
+    parser.add_argument("--quick", action="store_true", help="generate a small model")
     parser.add_argument("--model", type=Path, help="folder of an encoder")
-    parser.add_argument("--data", type=Path, help="folder with SST-2 and CoLA as .tsv.gz")
+    parser.add_argument("--data", type=Path, help="folder of GLUE, with SST-2 and CoLA")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/classifiers.json"))
     args = parser.parse_args()
     if not args.quick and not (args.model and args.data):
-        parser.error("name --model and --data, or --quick for a model made here")
+        parser.error("name --model and --data, or use --quick for a generated model")
     config = Config("" if args.quick else args.model.name, threads=args.threads)
     if args.quick:
-        config = Config("quick", tasks=("made here",), keeps=(0.5,))
+        config = Config("quick", tasks=("generated",), keeps=(0.5,))
     torch.set_num_threads(config.threads)
     results = Results(args.out, config)
     for task in config.tasks:

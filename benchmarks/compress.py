@@ -1,14 +1,14 @@
-"""Compression of sentence encoders: size, latency and what is lost, against other ways to the same size.
+"""Compression of sentence encoders: size, latency and quality, against other ways to reach the same size.
 
     python benchmarks/compress.py --model FOLDER --data GLUE_FOLDER [--calibration STS-B|SST-2] [--out FILE]
     python benchmarks/compress.py --quick
 
-The model is a BERT-like sentence encoder (mean of the last hidden states). Calibration sees 2,000 sentences of the
-train split without their scores; STS-B dev (Spearman correlation of cosines with the scores, times 100) is looked at
-once for each row. Latency is the processor time of one thread for 32 sequences of 64 tokens, which a busy machine
-hardly changes, original and rival in turn, as a ratio of medians. Minutes to compress are those of the clock and those
-of the processor, all threads together.
---quick makes a small model and random tokens itself, and says nothing about any of it.
+The model is a BERT-like sentence encoder, whose vectors are means of the last hidden states. Calibration uses 2,000
+sentences of a training file without their scores. STS-B dev is evaluated once per row, by the Spearman correlation of
+cosines with the scores, in percent. Latency is processor time, which a busy machine hardly changes, of one thread for
+32 sequences of 64 tokens; original and rival take turns, and the figure is the ratio of their medians. The time to
+compress is given in minutes of the clock and of the processor, summed over threads. --quick generates a small model and
+random tokens, which show that the script runs and nothing else.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def load(args: argparse.Namespace, config: Config) -> tuple[Any, Task]:
     texts = sorted({t for t in texts if len(t.split()) > 4})
     random.Random(config.seed).shuffle(texts)
     batches = encode(sorted(texts[: config.sentences], key=len), 32)
-    random.Random(config.seed).shuffle(batches)  # so that the held-out batches are of all lengths
+    random.Random(config.seed).shuffle(batches)  # so that the held-out batches have all lengths
     dev = glue_columns("stsb", args.data)[1]
     rows = sorted(  # by length, for less padding
         zip(dev["sentence1"], dev["sentence2"], map(float, dev["score"]), strict=True),
@@ -77,7 +77,7 @@ def load(args: argparse.Namespace, config: Config) -> tuple[Any, Task]:
 
 
 def make(config: Config) -> tuple[Any, Task]:
-    """A small model and random tokens."""
+    """A small model and random tokens, for --quick."""
     generator = torch.Generator().manual_seed(config.seed)
     sizes: Any = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = BertModel(BertConfig(vocab_size=100, **sizes)).eval()
@@ -90,17 +90,17 @@ def make(config: Config) -> tuple[Any, Task]:
 
 
 def size_of(model: Any) -> tuple[int, float]:
-    """Parameters, and MB of what torch.save writes of them: int8 layers pack theirs away from parameters()."""
+    """The number of parameters, and the MB that torch.save writes: parameters() lacks those of int8 layers."""
     buffer = io.BytesIO()
     torch.save(model.state_dict(), buffer)
     return sum(p.numel() for p in model.parameters()), len(buffer.getbuffer()) / 1e6
 
 
-# Rivals: each takes a copy of the model and changes it in place
+# Rivals: each changes a copy of the model in place.
 
 
 def low_rank(model: Any, task: Task, keep: float) -> None:
-    """Both matrices of a block as products of rank r, least squared error on the inputs that they see."""
+    """Replace both matrices of a block by products of rank r with the least squared error on their own inputs."""
     ffns = find_ffns(model)
     moments: dict[str, list[Tensor]] = {
         f.name: [torch.zeros(k, k, dtype=torch.float64) for k in (f.in_features, f.width)] for f in ffns
@@ -126,7 +126,7 @@ def low_rank(model: Any, task: Task, keep: float) -> None:
 
 @torch.no_grad()
 def factored(layer: Any, moment: Tensor, rank: int) -> nn.Module:
-    """W ~ U U^T W, U the leading directions of the layer's own outputs W x."""
+    """W as U U^T W, where U has the leading directions of the layer's outputs W x."""
     weight = layer.weight.double()
     directions = torch.linalg.eigh(weight @ moment @ weight.T)[1][:, -rank:]
     first, second = nn.Linear(weight.shape[1], rank, bias=False), nn.Linear(rank, weight.shape[0])
@@ -137,7 +137,7 @@ def factored(layer: Any, moment: Tensor, rank: int) -> nn.Module:
 
 
 def prune(model: Any, task: Task, keep: float) -> None:
-    """The neurons of largest |output column| times root mean square activation, as they are."""
+    """Keep the neurons with the largest product of output norm and root mean square activation, unchanged."""
     ffns = find_ffns(model)
     power: dict[str, Any] = {f.name: 0.0 for f in ffns}
 
@@ -154,7 +154,7 @@ def prune(model: Any, task: Task, keep: float) -> None:
 
 
 def drop_layers(model: Any, task: Task, keep: float) -> None:
-    """The last whole layers, attention and all, as many as give at least the size that `keep` of the blocks would."""
+    """Drop the last layers, including attention, as many as come nearest to the size that `keep` of the blocks has."""
     layers = model.encoder.layer
     blocks = sum(f.num_parameters for f in find_ffns(model))
     each = sum(p.numel() for p in layers[0].parameters())
@@ -169,12 +169,12 @@ def ours(model: Any, task: Task, keep: float, **options: Any) -> None:
 
 def int8(model: Any) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that this is to move to torchao
+        warnings.simplefilter("ignore")  # a warning that this will move to torchao
         return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
 
 
 def onnx(model: Any, batch: Batch, folder: Path, *, quantized: bool) -> tuple[States, float]:
-    """The model in onnxruntime: a forward function, and MB of its file."""
+    """The model in onnxruntime: its last hidden states as a function of the batch, and the MB of its file."""
     import logging
 
     import onnxruntime
@@ -211,7 +211,7 @@ def onnx(model: Any, batch: Batch, folder: Path, *, quantized: bool) -> tuple[St
 
 
 class Last(nn.Module):
-    """A model that returns its last hidden states only."""
+    """A model that returns nothing but its last hidden states."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ class Last(nn.Module):
 
 
 def latency(original: States, rival: States, batch: Batch, rounds: int) -> float:
-    """Median processor time of the rival over that of the original, one thread each, taking turns."""
+    """Median processor time of the rival over that of the original, on one thread, in turns."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with torch.no_grad():
@@ -233,7 +233,7 @@ def latency(original: States, rival: States, batch: Batch, rounds: int) -> float
 
 
 def contenders(keeps: tuple[float, ...]) -> Iterator[tuple[str, float, Callable[[Any, Task, float], None], bool]]:
-    """(name, keep, what it does to a copy of the model, whether int8 versions of it are measured too)."""
+    """Tuples of name, keep, the function that changes a copy of the model, and whether to measure int8 versions too."""
     yield "original", 1.0, lambda model, task, keep: None, True
     for keep in keeps:
         yield "snnk", keep, ours, True
@@ -247,20 +247,20 @@ def contenders(keeps: tuple[float, ...]) -> Iterator[tuple[str, float, Callable[
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small model made here")
+    parser.add_argument("--quick", action="store_true", help="generate a small model")
     parser.add_argument("--model", type=Path, help="folder of a sentence encoder")
-    parser.add_argument("--data", type=Path, help="folder with STS-B and SST-2 as .tsv.gz")
+    parser.add_argument("--data", type=Path, help="folder of GLUE, with STS-B and SST-2")
     parser.add_argument("--calibration", choices=["STS-B", "SST-2"], default="STS-B")
     parser.add_argument("--keeps", default="0.25,0.5,0.125")
-    parser.add_argument("--threads", type=int, default=2, help="for all but the latency, which has one")
-    parser.add_argument("--rounds", type=int, default=15, help="of the latency")
-    parser.add_argument("--no-int8", action="store_true", help="leave int8 and onnxruntime out")
-    parser.add_argument("--only", default="", help="contenders whose name starts so")
-    parser.add_argument("--skip", default="-", help="none whose name starts so")
+    parser.add_argument("--threads", type=int, default=2, help="latency is always measured on one thread")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of the measurement of latency")
+    parser.add_argument("--no-int8", action="store_true", help="skip int8 and onnxruntime")
+    parser.add_argument("--only", default="", help="run only contenders whose name starts with this")
+    parser.add_argument("--skip", default="-", help="skip contenders whose name starts with this")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/compress.json"))
     args = parser.parse_args()
     if not args.quick and not (args.model and args.data):
-        parser.error("name --model and --data, or --quick for a model made here")
+        parser.error("name --model and --data, or use --quick for a generated model")
     keeps = tuple(float(k) for k in args.keeps.split(","))
     name = args.model.name if args.model else "quick"
     config = Config(name, args.calibration, rounds=args.rounds, threads=args.threads)

@@ -36,13 +36,13 @@ PENALTIES = (1e-2, 1.0)
 class Config:
     features: tuple[int, ...] = (1024, 4096)
     tuning_rows: int = 100_000
-    rounds: tuple[int, int] = (3, 1)  # of the pair, up to 1024 features and above
+    rounds: tuple[int, int] = (3, 1)  # fits of PAIR, with up to 1024 features and with more
     threads: int = 2
     seed: int = 0
 
 
 def contenders(m: int, chosen: dict[str, tuple[float, float]], width: int, seed: int) -> dict[str, Callable[[], Any]]:
-    """Name -> maker of a scikit-learn estimator; a bandwidth b is gamma = b^2 / (2 width) in scikit-learn's words."""
+    """Name -> function that makes the estimator. A bandwidth b is gamma = b^2 / (2 width) in scikit-learn."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.kernel_approximation import Nystroem, RBFSampler
     from sklearn.linear_model import RidgeClassifier, SGDClassifier
@@ -76,7 +76,7 @@ def contenders(m: int, chosen: dict[str, tuple[float, float]], width: int, seed:
 
 
 def tune(x: Any, y: Any, config: Config, m: int) -> dict[str, tuple[float, float]]:
-    """Bandwidth and penalty of each kind of features, by accuracy on the last fifth of a few training rows."""
+    """Bandwidth and penalty per kind of features, by accuracy on the last fifth of a part of the training rows."""
     n = min(config.tuning_rows, len(x))
     cut = n - n // 5
     best: dict[str, tuple[float, float]] = {}
@@ -84,7 +84,7 @@ def tune(x: Any, y: Any, config: Config, m: int) -> dict[str, tuple[float, float
     for kind, name in kinds.items():
         scores = {}
         for b in BANDWIDTHS:
-            for penalty in (1.0,) if kind == "SNNKClassifier" else PENALTIES:  # ours takes its penalty from the sums
+            for penalty in (1.0,) if kind == "SNNKClassifier" else PENALTIES:  # ours uses GCV
                 model = contenders(m, dict.fromkeys([*kinds, "Nystroem"], (b, penalty)), x.shape[1], config.seed)[
                     name
                 ]()
@@ -101,10 +101,10 @@ def compare(x: Any, y: Any, config: Config, results: Results) -> None:
         chosen = tune(x[:cut], y[:cut], config, min(m, 2048))
         makers = contenders(m, chosen, x.shape[1], config.seed)
         times: dict[str, list[float]] = {name: [] for name in makers}
-        before = PAIR * (config.rounds[m > 1024] - 1)  # the two that a bound is on take turns first
+        before = PAIR * (config.rounds[m > 1024] - 1)  # the two estimators with a bound on time take turns first
         for turn, name in enumerate([*before, *makers]):
             if name == "HistGradientBoosting" and m != config.features[0]:
-                continue  # it has no features to count
+                continue  # it has no random features
             start = time.perf_counter()
             model = makers[name]().fit(x[:cut], y[:cut])
             times[name].append(time.perf_counter() - start)
@@ -128,7 +128,7 @@ def compare(x: Any, y: Any, config: Config, results: Results) -> None:
 
 
 def pieces(x: Any, y: Any, count: int = 8) -> list[tuple[Any, Any]]:
-    """Equal parts of the rows, so that the features of all are never held at once."""
+    """Equal parts of the rows, so that the features of all rows are never in memory at once."""
     size = len(x) // count
     return [(x[i : i + size], y[i : i + size]) for i in range(0, size * count, size)]
 

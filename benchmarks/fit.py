@@ -2,9 +2,9 @@
 
     python benchmarks/fit.py [--quick] [--out FILE]
 
-A Parquet file of 11 M rows and 28 numbers (HIGGS's shape), 1024 features, by the code of `snnk fit`. The rival is the
-machine's own product phi^T phi on blocks of the same shape, timed every few seconds between the blocks of the fit;
-those pauses are taken off its time. Memory is the peak of the whole process.
+The table is a Parquet file with the shape of HIGGS, 11 M rows of 28 numbers, fitted with 1024 features by the code of
+`snnk fit`. It is compared with the bare product phi^T phi on blocks of the same shape, which is timed every few seconds
+between the blocks of the fit; these pauses are subtracted from its time. Memory is the peak of the whole process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def generate(path: Path, config: Config, block: int = 1 << 18) -> None:
 
 
 def scale(config: Config, every: float = 5.0) -> Row:
-    """Fit the generated table, with the product of one block timed in between."""
+    """Fit the generated table, and time the product of one block in between."""
     block = torch.randn(ROWS, config.features, generator=torch.Generator().manual_seed(config.seed))
     products: list[float] = []
     pauses, last = 0.0, time.perf_counter()
@@ -76,7 +76,7 @@ def scale(config: Config, every: float = 5.0) -> Row:
         start = time.perf_counter()
         report = fit(data, Path(folder) / "model", FitConfig("label", config.features), progress=pause)
         seconds = time.perf_counter() - start - pauses
-    product = float(np.mean(products))  # the mean, as a sum of times is what the fit's time is
+    product = float(np.mean(products))  # the mean, as the time of the fit is a sum over blocks
     return {
         "rows": report["rows"],
         "columns": config.columns,

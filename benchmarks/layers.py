@@ -2,7 +2,8 @@
 
     python benchmarks/layers.py [--quick] [--out FILE]
 
-8192 tokens, d = 768, out = 3072. The three contenders take turns in one run; figures are ratios of median times.
+The layers map 8192 tokens from d = 768 to 3072 outputs. The three contenders take turns in one run, and the figures are
+ratios of median times.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def hand_written(layer: SNNKLinear) -> Callable[[Tensor], Tensor]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="512 tokens and three rounds; says nothing about speed")
+    parser.add_argument("--quick", action="store_true", help="512 tokens and three rounds, too few to measure speed")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/layers.json"))
     args = parser.parse_args()
     config = Config(tokens=512, rounds=3) if args.quick else Config()
@@ -84,7 +85,7 @@ def main() -> int:
                         raise RuntimeError("the hand-written code computes something else")
                     keys = list(contenders)
                     for turn in range(config.rounds):
-                        # in turn first: who comes after whom decides whose output finds memory that is paged in
+                        # rotated, as the order decides whose output finds memory that is already mapped
                         for key in keys[turn % 3 :] + keys[: turn % 3]:
                             start = time.perf_counter()
                             contenders[key](x)

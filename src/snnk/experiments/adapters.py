@@ -14,12 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from statistics import mean, variance
-from typing import Any
+from typing import TYPE_CHECKING
 
 from snnk.experiments.lab import tiny
 from snnk.experiments.lab.data import NOWHERE, Source, is_quick
 from snnk.experiments.lab.records import Results, Row, claim
 from snnk.experiments.lab.tuning import tuned
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FIGURE = "beyond the paper: methods at equal size"
 NEEDS = "GLUE; a sentence encoder"
@@ -101,7 +104,7 @@ def _or_least(score: float | None) -> float:
     return -math.inf if score is None else score
 
 
-def measure(key: Row, config: Config, files: Mapping[str, Any]) -> Row:
+def measure(key: Row, config: Config, files: Mapping[str, str]) -> Row:
     """The row of one training run, with scores on validation and dev rows; None for them if the run diverged."""
     result = tuned(
         files,
@@ -142,7 +145,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
                 yield results.find(**key) or results.add(_alone(key, config, files))
 
 
-def _alone(key: Row, config: Config, files: Mapping[str, Any]) -> Row:
+def _alone(key: Row, config: Config, files: Mapping[str, str]) -> Row:
     """`measure` in a new process, as the peak memory of a process never falls; --quick saves the seconds of a start."""
     if is_quick(config, QUICK):
         return measure(key, config, files)
@@ -177,7 +180,7 @@ def scores(results: Results, methods: Sequence[str] = ()) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda pair: (math.isnan(pair[1]), -pair[1])))
 
 
-def plot(results: Results) -> Any:
+def plot(results: Results) -> Figure:
     """The mean over tasks, and one point per task and seed."""
     from matplotlib.figure import Figure
 

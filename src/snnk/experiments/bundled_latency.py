@@ -15,13 +15,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from snnk.experiments.bundled_transformers import build
 from snnk.experiments.lab.data import NOWHERE, Source
 from snnk.experiments.lab.records import Results, Row, claim
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from transformers import PreTrainedModel
 
 FIGURE = "appendix: seconds of bundled models"
 NEEDS = "transformers"
@@ -86,7 +91,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
 
 
 @torch.no_grad()
-def _seconds(models: list[Any], inputs: dict[str, Any], config: Config) -> list[list[float]]:
+def _seconds(models: list[PreTrainedModel], inputs: dict[str, Tensor], config: Config) -> list[list[float]]:
     """Processor time per model and turn."""
     from snnk.hf.cost import turns
 
@@ -105,7 +110,7 @@ def _ratios(row: Row) -> tuple[list[float], float]:
     return turns, row["multiply_adds_G"] / row["multiply_adds_G_bundled"]
 
 
-def plot(results: Results) -> Any:
+def plot(results: Results) -> Figure:
     """The speedup per turn beside the paper's, and the ratio of multiply-adds."""
     from matplotlib.figure import Figure
 

@@ -11,13 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from snnk.experiments.lab.data import NOWHERE, Source
 from snnk.experiments.lab.records import Results, Row, claim
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from transformers import PreTrainedModel
+
+    from snnk.hf.architectures import FFN
 
 FIGURE = "bundling table"
 NEEDS = "transformers"
@@ -62,7 +68,9 @@ def total(config: Config) -> int:
     return len(config.models) * len(FORMS) * len(config.replaced)
 
 
-def build(name: str, config: Any, *, layers: int = 12, seed: int | None = None) -> tuple[Any, dict[str, Tensor]]:
+def build(
+    name: str, config: Any, *, layers: int = 12, seed: int | None = None
+) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """BERT-base or ViT-base and its inputs: on the meta device, or with random weights from a seed.
 
     Args:
@@ -71,30 +79,29 @@ def build(name: str, config: Any, *, layers: int = 12, seed: int | None = None) 
         layers: of the model.
         seed: None for the meta device.
     """
-    import transformers
+    from transformers import BertConfig, BertModel, ViTConfig, ViTForImageClassification
 
-    hf: Any = transformers
     with torch.random.fork_rng(devices=[]), torch.device("meta" if seed is None else "cpu"):
         if seed is not None:
             torch.manual_seed(seed)  # transformers draws from the global generator
         if name == "BERT":
             ids = torch.zeros(config.texts, config.length, dtype=torch.long)
-            return hf.BertModel(hf.BertConfig(num_hidden_layers=layers)).eval(), {"input_ids": ids}
-        # with the classifier of ImageNet, as published: 346 MB, as in the paper
-        vit = hf.ViTForImageClassification(hf.ViTConfig(num_hidden_layers=layers, num_labels=1000))
+            return BertModel(BertConfig(num_hidden_layers=layers)).eval(), {"input_ids": ids}
+        classes: Any = {"num_labels": 1000}  # the classifier of ImageNet, as published: 346 MB, as in the paper
+        vit = ViTForImageClassification(ViTConfig(num_hidden_layers=layers, **classes))
         return vit.eval(), {"pixel_values": torch.zeros(config.images, 3, 224, 224)}
 
 
-def _numbers(model: Any) -> int:
+def _numbers(model: nn.Module) -> int:
     """The number of stored values, including the fixed projection of a feature map."""
     from snnk.hf.cost import stored
 
     return sum(tensor.numel() for tensor in stored(model).values())
 
 
-def _as_one_object(model: Any, ffns: list[Any], k: int) -> int:
+def _as_one_object(model: PreTrainedModel, ffns: list[FFN], k: int) -> int:
     """The number of stored values if the top k layers are one shared object."""
-    layers = model.base_model.get_submodule(ffns[0].row.block.removesuffix(".{}"))
+    layers: Any = model.base_model.get_submodule(ffns[0].row.block.removesuffix(".{}"))
     own = list(layers)
     for i in range(len(own) - k, len(own)):
         layers[i] = own[-1]
@@ -145,7 +152,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
                 yield row
 
 
-def plot(results: Results) -> Any:
+def plot(results: Results) -> Figure:
     """Multiply-adds and parameters against k, ours and the paper's, for both models."""
     from matplotlib.figure import Figure
 

@@ -16,16 +16,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from snnk.experiments.lab import tiny
 from snnk.experiments.lab.data import NOWHERE, Source
 from snnk.experiments.lab.records import Results, Row, claim
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FIGURE = "beyond the paper: compression without labels"
 NEEDS = "GLUE's STS-B; a sentence encoder"
@@ -103,7 +106,7 @@ def vectors(states: States, batches: list[Batch]) -> Tensor:
     return F.normalize(torch.cat(found).double(), dim=1)
 
 
-def states_of(model: Any) -> States:
+def states_of(model: nn.Module) -> States:
     """The last hidden states of a model as a function of the batch."""
     return lambda batch: model(**batch).last_hidden_state
 
@@ -119,7 +122,7 @@ def quality(states: States, original: Tensor, task: Task) -> Row:
     }
 
 
-def measure(model: Any, original: Tensor, task: Task) -> Row:
+def measure(model: nn.Module, original: Tensor, task: Task) -> Row:
     """Quality and size of a model; `original` are the vectors of the model before compression."""
     from snnk.hf.cost import stored
 
@@ -172,7 +175,7 @@ def _curve(results: Results, way: str, key: str) -> dict[float, float]:
     return {keep: mean(r[key] for r in rows if r["keep"] == keep) for keep in keeps}
 
 
-def plot(results: Results) -> Any:
+def plot(results: Results) -> Figure:
     """Spearman correlation and cosine against the part that is kept."""
     from matplotlib.figure import Figure
 

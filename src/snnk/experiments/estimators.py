@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from snnk.experiments.lab.data import NOWHERE, Source
 from snnk.experiments.lab.estimate import sphere
 from snnk.experiments.lab.records import Results, Row, claim
 from snnk.maps import URF, FeatureMap, ProjectedURF
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FIGURE = "beyond the paper: estimators at equal size"
 NEEDS = "nothing"
@@ -126,7 +129,7 @@ def _tables(results: Results) -> dict[str, dict[str, Row]]:
     return {setting: rows for setting, rows in found.items() if BASELINE in rows}
 
 
-def plot(results: Results) -> Any:
+def plot(results: Results) -> Figure:
     """Squared error relative to the paper's estimator, with one group of points per setting."""
     from matplotlib.figure import Figure
 

@@ -18,12 +18,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING
 
 from snnk.experiments.lab import tiny
 from snnk.experiments.lab.data import NOWHERE, Source
 from snnk.experiments.lab.records import Results, Row, claim
 from snnk.experiments.lab.tuning import bars, both, deviation, metric_of, orders, others, row_of, tuned, variants
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FIGURE = "tables: poolers, adapters, bundled, tanh, baselines; ablations"
 NEEDS = "GLUE; BERT-base or another"
@@ -182,7 +185,7 @@ def _curve(results: Results, method: str) -> dict[int, float]:
     return {size: mean(r["score"] for r in rows if r["features"] == size) for size in sizes}
 
 
-def plot(results: Results) -> Any:
+def plot(results: Results) -> Figure:
     """Our scores and the paper's per task, and scores against the number of features."""
     from matplotlib.figure import Figure
 

@@ -12,11 +12,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from snnk.experiments.lab import data
 from snnk.experiments.lab.records import Results, Row
 from snnk.experiments.lab.training import fit_classifier, judged, means, mlp
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FIGURE = "figure: MNIST ablation"
 NEEDS = "MNIST"
@@ -86,7 +89,7 @@ def _figures(results: Results) -> dict[int | None, dict[str, float]]:
     return {m: means([r for r in rows if r["num_features"] == m], *FIGURES) for m in counts}
 
 
-def plot(results: Results) -> Any:
+def plot(results: Results) -> Figure:
     """Accuracy against features, and training loss over epochs."""
     from matplotlib.figure import Figure
 

@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from snnk.experiments.lab.data import NOWHERE, Source
 from snnk.experiments.lab.records import Results, Row, claim
 from snnk.maps import URF, ArcCosine, FeatureMap
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FIGURE = "figure 2 (g, h)"
 NEEDS = "nothing"
@@ -114,7 +117,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
                 yield row
 
 
-def plot(results: Results) -> Any:
+def plot(results: Results) -> Figure:
     """Mean relative error with its spread over draws, for both layers and all estimators."""
     from matplotlib.figure import Figure
 

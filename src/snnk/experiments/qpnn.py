@@ -26,7 +26,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -38,6 +38,9 @@ from snnk.experiments.lab.training import against, grid, judged, means, neurons,
 from snnk.maps import URF
 from snnk.maps.projections import PROJECTIONS, make_generator
 from snnk.nn.linear import SNNKLinear
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FIGURE = "figure 3, QPNN"
 NEEDS = "nothing"
@@ -213,7 +216,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
                 yield row
 
 
-def plot(results: Results) -> Any:
+def plot(results: Results) -> Figure:
     """True and learnt potentials, their errors on one scale, and the mean error of every seed and box."""
     import numpy as np
     from matplotlib.figure import Figure

@@ -26,7 +26,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -40,6 +40,9 @@ from snnk.experiments.lab.training import against, grid, judged, means, neurons,
 from snnk.maps import URF
 from snnk.maps.projections import make_generator
 from snnk.nn.linear import SNNKLinear
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FIGURE = "figure 3, SIREN"
 NEEDS = "scikit-image"
@@ -280,7 +283,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
                 yield row
 
 
-def plot(results: Results) -> Any:
+def plot(results: Results) -> Figure:
     """Pictures, gradients and Laplacians of the image and of the networks, and PSNR against steps."""
     from matplotlib.figure import Figure
 

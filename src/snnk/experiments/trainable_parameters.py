@@ -13,12 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from snnk.experiments import mnist, qpnn, siren, uci
 from snnk.experiments.lab.data import NOWHERE, Source
 from snnk.experiments.lab.records import Results, Row, claim
 from snnk.experiments.lab.training import mlp
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from peft import PeftConfig
+    from transformers import PreTrainedModel
 
 FIGURE = "figures, tables of parameters"
 NEEDS = "transformers, peft"
@@ -74,7 +81,7 @@ class Config:
 QUICK = Config(models=("BERT",))
 
 
-def _adapted(name: str, make: Callable[[], Any]) -> Callable[[], int]:
+def _adapted(name: str, make: Callable[[], PeftConfig]) -> Callable[[], int]:
     """A function that counts the trained parameters of a base model with a PEFT configuration."""
 
     def count() -> int:
@@ -86,15 +93,14 @@ def _adapted(name: str, make: Callable[[], Any]) -> Callable[[], int]:
     return count
 
 
-def _base(name: str) -> Any:
+def _base(name: str) -> PreTrainedModel:
     import torch
-    import transformers
+    from transformers import BertConfig, BertModel, ViTConfig, ViTModel
 
-    hf: Any = transformers
     with torch.device("meta"):
         if name == "BERT":
-            return hf.BertModel(hf.BertConfig())
-        return hf.ViTModel(hf.ViTConfig(), add_pooling_layer=False)
+            return BertModel(BertConfig())
+        return ViTModel(ViTConfig(), add_pooling_layer=False)
 
 
 def _named(name: str, wanted: Callable[[str], bool]) -> int:
@@ -138,10 +144,10 @@ def _methods(config: Config, name: str) -> dict[str, Callable[[], int]]:
     }
 
 
-def _toys() -> dict[tuple[str, str], Callable[[], Any]]:
+def _toys() -> dict[tuple[str, str], Callable[[], nn.Module]]:
     """The networks of the other experiments, by task and name."""
     digits, cover = mnist.Config(), uci.Config()
-    found: dict[tuple[str, str], Callable[[], Any]] = {}
+    found: dict[tuple[str, str], Callable[[], nn.Module]] = {}
     for label, m in (("MLP", None), ("SNNK, 32 features", 32)):
         found["MNIST", label] = partial(mlp, (784, digits.hidden, digits.hidden, 10), m, digits, 0)
     for label, m in (("MLP", None), ("SNNK", cover.num_features)):
@@ -155,7 +161,7 @@ def _toys() -> dict[tuple[str, str], Callable[[], Any]]:
     return found
 
 
-def _trained(make: Callable[[], Any]) -> int:
+def _trained(make: Callable[[], nn.Module]) -> int:
     return sum(p.numel() for p in make().parameters())
 
 
@@ -179,7 +185,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
         yield row
 
 
-def plot(results: Results) -> Any:
+def plot(results: Results) -> Figure:
     """One panel of bars per model, with the paper's numbers as crosses."""
     from matplotlib.figure import Figure
 

@@ -15,13 +15,16 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from snnk.experiments.lab import data
 from snnk.experiments.lab.records import Results, Row
 from snnk.experiments.lab.training import fit_classifier, judged, means, mlp
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FIGURE = "figure: UCI data sets"
 NEEDS = "CoverType, HIGGS or HEPMASS"
@@ -111,7 +114,7 @@ def _curve(results: Results, name: str, kind: str) -> dict[int, dict[str, float]
     }
 
 
-def plot(results: Results) -> Any:
+def plot(results: Results) -> Figure:
     """Test loss against the number of trained parameters, and against trained and frozen ones together."""
     from matplotlib.figure import Figure
 

@@ -13,12 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from snnk.experiments.lab import tiny
 from snnk.experiments.lab.data import NOWHERE, Source
 from snnk.experiments.lab.records import Results, Row, claim
 from snnk.experiments.lab.tuning import facts, metric_of, others, row_of, tuned
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FIGURE = "figure: uptraining on GLUE"
 NEEDS = "GLUE; BERT-base or another"
@@ -56,7 +61,7 @@ def total(config: Config) -> int:
 
 
 def uptrained(
-    files: Mapping[str, Any], k: int, config: Any, metric: str, inputs: dict[str, Any], **options: Any
+    files: Mapping[str, str], k: int, config: Any, metric: str, inputs: dict[str, Tensor], **options: Any
 ) -> Row:
     """Scores with the top k blocks replaced (k = 0: full fine-tuning), and the size of the saved model.
 
@@ -129,7 +134,7 @@ def _curve(results: Results, task: str) -> list[Row]:
     return found
 
 
-def plot(results: Results) -> Any:
+def plot(results: Results) -> Figure:
     """Score against stored megabytes and against multiply-adds."""
     from matplotlib.figure import Figure
 

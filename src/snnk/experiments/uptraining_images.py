@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -71,7 +70,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
                 yield row
 
 
-def _inputs(files: Mapping[str, Any], images: int) -> dict[str, Tensor]:
+def _inputs(files: Mapping[str, str], images: int) -> dict[str, Tensor]:
     """A batch of copies of the first image, as the model's processor resizes it."""
     from snnk.hf.data import find_images, read_images
     from snnk.hf.models import load_processor

@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from snnk.experiments.lab import tiny
 from snnk.experiments.lab.data import NOWHERE, Source, image_task
 from snnk.experiments.lab.records import Results, Row, claim
 from snnk.experiments.lab.tuning import bars, deviation, facts, orders, others, row_of, score_of, tuned
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FIGURE = "table: vision models; figure: ViT poolers"
 NEEDS = "CIFAR-10, CIFAR-100 or a folder of images; ViT-base, DINOv2 or another"
@@ -101,14 +104,14 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
                 key = {"part": "table", "task": task, "method": method, "features": features, "seed": seed}
                 row = results.find(**key)
                 if row is None:
-                    sizes = {"batch_size": config.batch_size, "max_steps": config.max_steps}
-                    found = tuned(files, method=method, features=features, seed=seed, **sizes)
+                    options: Row = {"method": method, "features": features, "seed": seed}
+                    found = tuned(files, **options, batch_size=config.batch_size, max_steps=config.max_steps)
                     paper = PAPER.get(method, {}).get(task)
                     row = results.add({**key, **row_of(found, "accuracy"), "paper": paper})
                 yield row
 
 
-def plot(results: Results) -> Any:
+def plot(results: Results) -> Figure:
     """Our accuracy per method, and the paper's."""
     from matplotlib.figure import Figure
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from snnk import _checks, _io
 from snnk.experiments.lab.records import Results, Row, save_figure
 from snnk.experiments.lab.runs import Track, all_rows
 from snnk.maps import ACTIVATIONS, URF, FeatureMap, ProjectedURF
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ COLUMNS = {
 }
 
 
-def plot(results: Results) -> Any:
+def plot(results: Results) -> Figure:
     """Measured and predicted error against the number of features; the paper's estimator may lie off the chart."""
     from matplotlib.figure import Figure
 

@@ -11,9 +11,12 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from snnk import _environment, _io
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 UNREADABLE: tuple[type[Exception], ...] = (LookupError, TypeError, AttributeError, ArithmeticError, StopIteration)
@@ -190,7 +193,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def save_figure(figure: Any, path: Path) -> Path:
+def save_figure(figure: Figure, path: Path) -> Path:
     """Write a matplotlib figure as PNG, completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _io.replacing(path) as temporary:

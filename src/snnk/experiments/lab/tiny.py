@@ -34,7 +34,7 @@ SIZES: dict[str, Any] = {
 SIDE = 16
 ROWS = {"train": 80, "dev": 24}  # with a tenth held out, two rows per feature: enough for GCV instead of folds
 WORDS = [f"w{i}" for i in range(40)]
-Files = dict[str, Any]
+Files = dict[str, str]  # fields of FinetuneConfig
 
 
 @contextmanager

@@ -9,9 +9,15 @@ from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from snnk.experiments.lab.records import Results, Row, claim
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from snnk.finetune.methods import Method
+    from snnk.finetune.run import FinetuneResult
 
 EQUAL = 1.0  # points within which two scores count as equal, unless chance alone explains more
 METRICS = {"cola": "mcc", "mrpc": "f1", "qqp": "f1", "stsb": "spearman"}  # the paper's; accuracy for other tasks
@@ -22,7 +28,7 @@ def metric_of(task: str) -> str:
     return METRICS.get(task, "accuracy")
 
 
-def tuned(files: Mapping[str, Any], variant: Any = None, **options: Any) -> Any | None:
+def tuned(files: Mapping[str, str], variant: Method | None = None, **options: Any) -> FinetuneResult | None:
     """The FinetuneResult of one run into a temporary folder; None if the run diverged.
 
     Args:
@@ -35,12 +41,13 @@ def tuned(files: Mapping[str, Any], variant: Any = None, **options: Any) -> Any 
 
     with TemporaryDirectory() as folder:
         try:
-            return finetune(FinetuneConfig(out=str(Path(folder, "out")), **files, **options), method=variant)
+            settings: dict[str, Any] = {"out": str(Path(folder, "out")), **files, **options}
+            return finetune(FinetuneConfig(**settings), method=variant)
         except Diverged:
             return None
 
 
-def variants() -> dict[str, tuple[str, Any]]:
+def variants() -> dict[str, tuple[str, Method]]:
     """Methods beside those of METHODS: name -> (the method whose hyperparameters it takes, the method)."""
     from snnk import hf
     from snnk.finetune.methods import METHODS as KNOWN
@@ -64,7 +71,7 @@ def variants() -> dict[str, tuple[str, Any]]:
     }
 
 
-def row_of(result: Any | None, metric: str) -> Row:
+def row_of(result: FinetuneResult | None, metric: str) -> Row:
     """The part of metrics.json that a row stores, with scores in percent.
 
     The scores are those on validation rows, on dev or test rows, and on validation rows before the first step. A row of
@@ -188,7 +195,7 @@ def facts(rows: Sequence[Row]) -> str:
     return f" ({rows[0]['trained']:,} trained{', no better than its start' * same})"
 
 
-def bars(axes: Any, results: Results, task: str) -> None:
+def bars(axes: Axes, results: Results, task: str) -> None:
     """Draw our scores of all methods on a task as bars, and the paper's scores, of its own model, as crosses."""
     rows = {r["method"]: r for r in results if (r["part"], r["task"]) == ("table", task)}
     scores = {name: score_of(results, task, name) for name in rows}
