@@ -9,7 +9,7 @@ import difflib
 import numbers
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def choose(name: Any, known: Iterable[str], kind: str) -> str:
+def choose(name: object, known: Iterable[str], kind: str) -> str:
     """Return `name` if it is one of `known`, else raise an error that lists them and the nearest."""
     known = list(known)
     if isinstance(name, str) and name in known:
@@ -29,19 +29,19 @@ def choose(name: Any, known: Iterable[str], kind: str) -> str:
     raise ValueError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}")
 
 
-def look_up(name: Any, table: Mapping[str, T], kind: str) -> T:
+def look_up(name: object, table: Mapping[str, T], kind: str) -> T:
     """Return `table[name]`, with the error of `choose` for an unknown name."""
     return table[choose(name, table, kind)]
 
 
-def positive_int(value: Any, name: str) -> int:
+def positive_int(value: object, name: str) -> int:
     """Return an integer, which may be one of numpy's, as an int: JSON takes no other."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise ValueError(f"{name} must be a positive integer; got {value!r}")
     return int(value)
 
 
-def even_features(num_features: Any) -> int:
+def even_features(num_features: object) -> int:
     """Return the number of features of a map that makes a pair of features per projection, such as (cos, sin)."""
     m = positive_int(num_features, "num_features")
     if m % 2:
@@ -50,7 +50,7 @@ def even_features(num_features: Any) -> int:
     return m
 
 
-def positive(value: Any, name: str) -> float:
+def positive(value: object, name: str) -> float:
     """Return a positive and finite number as a float."""
     if not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:  # an int from JSON may have any size
         raise ValueError(f"{name} must be a positive number; got {value!r}")

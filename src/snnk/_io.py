@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the command line checks outputs before it loads torch
+    import torch
+    from safetensors import safe_open
     from torch import Tensor
 
 try:
@@ -165,7 +167,7 @@ def locked_output(path: str | os.PathLike[str]) -> Iterator[list[Path]]:
                 parent.rmdir()
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
+def write_json(path: str | os.PathLike[str], value: object) -> None:
     """Write a value as JSON, whole or not at all. NaN and infinity raise a ValueError, as JSON has neither."""
     text = json.dumps(value, indent=1, allow_nan=False) + "\n"
     with replacing(path) as temporary:
@@ -194,7 +196,7 @@ def write_tensors(
 
 
 @contextmanager
-def open_tensors(path: str | os.PathLike[str], device: Any = None) -> Iterator[Any]:
+def open_tensors(path: str | os.PathLike[str], device: str | torch.device | None = None) -> Iterator[safe_open]:
     """An open safetensors file, of which only the header has been read; a damaged file raises a ValueError."""
     library = safetensors()
     try:
@@ -208,7 +210,7 @@ def open_tensors(path: str | os.PathLike[str], device: Any = None) -> Iterator[A
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def tensor_header(file: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+def tensor_header(file: safe_open) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Dtype (in the words of safetensors, such as "F32") and shape of each tensor in an open file; reads no tensor."""
     parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, the file is no mapping
     return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}

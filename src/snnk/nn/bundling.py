@@ -153,7 +153,7 @@ class Bundled(nn.Module):
                 if metadata.get("format") != FORMAT:
                     raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
                 config = json.loads(metadata["config"])
-                shapes = {key: tuple(file.get_slice(key).get_shape()) for key in keys}
+                shapes = {key: shape for key, (_, shape) in _io.tensor_header(file).items()}
                 maps = [
                     feature_map_from_config(c, shapes[f"maps.{i}.projection"]) for i, c in enumerate(config["maps"])
                 ]

@@ -491,10 +491,10 @@ class RidgeStats:
             if {**metadata, **FORMAT} != metadata or names != ["shift", "sums"]:
                 raise ValueError(f"{path} must be {FORMAT} with tensors shift, sums; got {metadata} with {names}")
             block_dtype = _checks.look_up(metadata.get("block_dtype"), BLOCK_DTYPES, f"block_dtype in {path}")
-            found = [(part.get_dtype(), part.get_shape()) for part in map(file.get_slice, names)]
-            f, left, right = found[1][1] if len(found[1][1]) == 3 else (0, 0, 0)
+            found = _io.tensor_header(file)
+            f, left, right = found["sums"][1] if len(found["sums"][1]) == 3 else (0, 0, 0)
             m, t = left - 2, right - left + 1
-            if min(f, m, t) < 1 or found != [("F64", [m + t]), ("F64", [f, 2 + m, 1 + m + t])]:
+            if min(f, m, t) < 1 or found != {"shift": ("F64", (m + t,)), "sums": ("F64", (f, 2 + m, 1 + m + t))}:
                 raise ValueError(f"{path}: shapes of shift and sums do not fit together; got {found}")
             stats = cls(m, t, folds=f if f > 1 else 0, block_dtype=block_dtype, device="meta")
             stats.shift, stats.sums = (file.get_tensor(name) for name in names)
