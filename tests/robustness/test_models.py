@@ -272,8 +272,8 @@ ROWS = [
     ("plan", "plan.json", put("blocks", to="all"), "a list of blocks"),
     ("plan", "plan.json", put("blocks", 0, "predicted_error", to="small"), "is no plan of snnk"),
     # checkpoints of finetune
-    ("checkpoint", "x.checkpoint", 40, "is no checkpoint: .*delete it to start anew"),
-    ("checkpoint", "x.checkpoint", b"", "is no checkpoint: .*delete it to start anew"),
+    ("checkpoint", "x.checkpoint", 40, "is no checkpoint: .*delete it to start again"),
+    ("checkpoint", "x.checkpoint", b"", "is no checkpoint: .*delete it to start again"),
     ("checkpoint", "x.checkpoint", without("exp_avg.w"), "it has 2 tensors instead of 3"),
     ("checkpoint", "x.checkpoint", nan("now.w"), "now.w has 1 NaN"),
     ("checkpoint", "x.checkpoint", metadata("facts", put("steps", to="3")), "its steps is 3"),

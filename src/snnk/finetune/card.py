@@ -1,4 +1,4 @@
-"""README.md of a fine-tuned model, made of its metrics.json alone."""
+"""The model card (README.md) of a fine-tuned model, made from its metrics.json."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from snnk._text import code, markdown, printable
 from snnk.hf.compression.report import front_matter
 
 MOST = 20  # names of classes that are listed
-# run in the model's parent folder, under the name "this folder"
+# the tests run it in the parent folder of a model that is called "this folder"
 LOADING = "from snnk.finetune import load  # pip install 'snnk[peft]'\n\nmodel, processor = load(\"this folder\")"
 
 
 def model_card(metrics: Mapping[str, Any], original_card: str = "") -> str:
-    """The card; licence and language are taken over from the base model's, where that is in a local folder."""
+    """The card, with licence and language of the base model if its own card is in a local folder."""
     front = {
         "base_model": printable(metrics["base_model"]),
         "library_name": "peft" if metrics["adapter"] else "transformers",
@@ -45,7 +45,7 @@ def model_card(metrics: Mapping[str, Any], original_card: str = "") -> str:
 
 # {name}, fine-tuned with {metrics["method"]}
 
-{name}, tuned by snnk {metrics["versions"]["snnk"]} on {_data(metrics)}. Method `{metrics["method"]}`:
+{name}, fine-tuned by snnk {metrics["versions"]["snnk"]} on {_data(metrics)}. Method `{metrics["method"]}`:
 {metrics["summary"]}{features}; {counts["trained"]:,} of {counts["total"]:,} parameters were trained.
 
 | part | measured |
@@ -62,8 +62,8 @@ def model_card(metrics: Mapping[str, Any], original_card: str = "") -> str:
 
 ## Data
 
-{_parts(metrics)} The validation part chose the epoch; the test part, if there was one, was used for nothing but its
-line above.
+{_parts(metrics)} The validation part chose the epoch. The test part, if there is one, was used only for its line in the
+table above.
 
 ## Training
 
@@ -74,17 +74,17 @@ line above.
 |---|{"---|" * len(names)}
 {lines(epochs)}
 
-Epoch 0 is the start. Loss is cross-entropy, or squared error for regression; train loss of a regression is in parts of
-the labels' variance. metrics.json has all figures, options and versions.
+Epoch 0 is the start. The loss is the cross-entropy, or the squared error for regression; the train loss of a regression
+is divided by the variance of the labels. metrics.json has all figures, options and versions.
 """
 
 
 def _plain(metrics: Mapping[str, Any]) -> str:
-    """What loads it without `load`."""
+    """How to load the model without `load`."""
     if metrics["config"]["pooling"] == "mean":
         return (
-            "\nIts classifier reads the mean of all tokens, which no plain class of transformers does: from_pretrained "
-            "refuses it.\n"
+            "\nIts classifier reads the mean of all tokens, which no class of transformers does: "
+            "its from_pretrained refuses the model.\n"
         )
     if not metrics["adapter"]:
         kind = "ImageClassification" if metrics["images"] else "SequenceClassification"
@@ -109,11 +109,11 @@ def _data(metrics: Mapping[str, Any]) -> str:
 
 def _parts(metrics: Mapping[str, Any]) -> str:
     data = metrics["data"]
-    told = []
+    listed = []
     for part, count in data["rows"].items():
         if count is not None:
-            told.append(f"{part}: {count:,} rows of {code(data[part] or data['train'])}")
-    return "; ".join(told) + "."
+            listed.append(f"{part}: {count:,} rows of {code(data[part] or data['train'])}")
+    return "; ".join(listed) + "."
 
 
 def _numbers(row: Mapping[str, Any], names: list[str]) -> list[str]:

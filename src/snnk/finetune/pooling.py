@@ -1,10 +1,10 @@
-"""Masked mean of the last hidden states before the classifier, for encoders whose [CLS] pooler was never trained.
+"""The masked mean of the last hidden states as input of the classifier, for encoders with an untrained [CLS] pooler.
 
     y = W dropout(sum_t mask_t h_t / sum_t mask_t) + b
 
-The mean is taken by a hook on the base model, which sees the attention mask; so no state is kept between modules, and
-adapters, saving and loading work as for any model. A tensor of shape [0] stands where the pooler's weight was, so that
-a saved model fails to load without the mean instead of coming up with a random pooler.
+A hook on the base model, which has the attention mask, computes the mean. No state is kept between modules, and
+adapters, saving and loading work as for any model. The weight of the pooler is replaced by a tensor of shape [0], so
+that loading a saved model without the mean fails, where it would otherwise draw a random pooler.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from snnk.hf.replace import SentinelIdentity
 
 
 class MeanPooler(nn.Module):
-    """Stands for BERT's pooler: the hook puts the mean in the place of what it returns."""
+    """Replaces BERT's pooler; the hook replaces its output by the mean."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class MeanPooler(nn.Module):
 
 
 class MeanHead(nn.Module):
-    """Stands for RoBERTa's and MPNet's classification head: dropout and one linear layer on the only token."""
+    """Replaces the classification head of RoBERTa and MPNet: dropout and one linear layer on the mean."""
 
     def __init__(self, dim: int, labels: int, dropout: float) -> None:
         super().__init__()
@@ -41,8 +41,8 @@ class MeanHead(nn.Module):
         return self.out_proj(self.dropout(features[:, 0]))
 
 
-def mean_pooling_(model: Any) -> Any:
-    """Let the classifier of a BERT-like model read the masked mean of all tokens, in place.
+def mean_pooling_(model: PreTrainedModel) -> PreTrainedModel:
+    """Change a BERT-like model in place, so that its classifier reads the masked mean of all tokens.
 
     Example:
         >>> import torch
@@ -55,7 +55,7 @@ def mean_pooling_(model: Any) -> Any:
         True
     """
     base: Any = getattr(model, model.base_model_prefix, None)
-    config = model.config
+    config: Any = model.config
     head = getattr(model, "classifier", None)
     if getattr(getattr(base, "pooler", None), "dense", None) is not None:
         base.pooler = MeanPooler(config.hidden_size)
@@ -64,7 +64,7 @@ def mean_pooling_(model: Any) -> Any:
         model.classifier = MeanHead(config.hidden_size, config.num_labels, config.hidden_dropout_prob)
         base.register_forward_hook(_mean_as_token, with_kwargs=True)
     else:
-        raise ValueError(f"{type(model).__name__} has no [CLS] pooler that a mean could stand for; use pooling 'model'")
+        raise ValueError(f"{type(model).__name__} has no [CLS] pooler that a mean could replace; use pooling 'model'")
     config.snnk_pooling = "mean"
     return model
 
@@ -88,13 +88,13 @@ def _mean_as_token(module: Any, args: Any, kwargs: dict[str, Any], output: Any) 
 
 
 class MeanPooled:
-    """Like AutoModelForSequenceClassification, with `mean_pooling_` before weights are loaded."""
+    """AutoModelForSequenceClassification with `mean_pooling_` before weights are loaded."""
 
     @classmethod
     def from_pretrained(cls, source: Any, **kwargs: Any) -> Any:
-        """The model of a folder or of the hub, of its own kind, with the mean before the classifier."""
+        """Load the model of a folder or of the hub, as the subclass with the mean of its own class."""
         known: Any = AutoModelForSequenceClassification._model_mapping
-        # options of the configuration and of the loader come mixed, and the loader sorts them
+        # kwargs has options of the configuration and of the loader, which the loader separates
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         if type(config) not in known:
             raise ValueError(f"{source} is a {config.model_type!r} model, which has no classifier for texts")
@@ -102,7 +102,7 @@ class MeanPooled:
 
 
 def mean_pooled(kind: type[PreTrainedModel]) -> Any:
-    """The class with the mean: a subclass, so that transformers loads straight into it."""
+    """A subclass with the mean, so that transformers loads weights directly into it."""
 
     def start(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, config, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Scores of predictions: those of GLUE, and macro F1 for more than two classes."""
+"""Scores of predictions: the metrics of GLUE, and macro F1 for more than two classes."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ CLASSIFICATION = ("accuracy", "macro_f1", "mcc")
 REGRESSION = ("pearson", "spearman")
 
 
-def accuracy(found: Array, wanted: Array) -> float:
-    return float((found == wanted).mean())
+def accuracy(found: Array, labels: Array) -> float:
+    return float((found == labels).mean())
 
 
-def f1(found: Array, wanted: Array, positive: int = 1) -> float:
-    """Of the class `positive`; 0 where it is neither found nor wanted."""
-    hits = int(((found == positive) & (wanted == positive)).sum())
-    count = int((found == positive).sum() + (wanted == positive).sum())
+def f1(found: Array, labels: Array, positive: int = 1) -> float:
+    """The F1 score of class `positive`; 0 if neither predictions nor labels have it."""
+    hits = int(((found == positive) & (labels == positive)).sum())
+    count = int((found == positive).sum() + (labels == positive).sum())
     return 2 * hits / count if count else 0.0
 
 
-def macro_f1(found: Array, wanted: Array) -> float:
-    return float(np.mean([f1(found, wanted, int(c)) for c in np.union1d(found, wanted)]))
+def macro_f1(found: Array, labels: Array) -> float:
+    return float(np.mean([f1(found, labels, int(c)) for c in np.union1d(found, labels)]))
 
 
-def mcc(found: Array, wanted: Array) -> float:
-    """Matthews' correlation for any number of classes; 0 where one side is constant."""
-    size = int(max(found.max(), wanted.max())) + 1
-    table = np.bincount(wanted * size + found, minlength=size * size).reshape(size, size).astype(np.float64)
+def mcc(found: Array, labels: Array) -> float:
+    """Matthews correlation for any number of classes; 0 if predictions or labels are constant."""
+    size = int(max(found.max(), labels.max())) + 1
+    table = np.bincount(labels * size + found, minlength=size * size).reshape(size, size).astype(np.float64)
     n, hits, rows, columns = table.sum(), np.trace(table), table.sum(1), table.sum(0)
     spread = (n * n - rows @ rows) * (n * n - columns @ columns)
     return float((hits * n - rows @ columns) / np.sqrt(spread)) if spread > 0 else 0.0
 
 
-def pearson(found: Array, wanted: Array) -> float:
-    """0 where one side is constant."""
-    a, b = found - found.mean(), wanted - wanted.mean()
+def pearson(found: Array, labels: Array) -> float:
+    """Pearson correlation; 0 if predictions or labels are constant."""
+    a, b = found - found.mean(), labels - labels.mean()
     size = np.sqrt((a @ a) * (b @ b))
     return float(a @ b / size) if size > 0 else 0.0
 
 
-def spearman(found: Array, wanted: Array) -> float:
-    return pearson(stats.rankdata(found), stats.rankdata(wanted))
+def spearman(found: Array, labels: Array) -> float:
+    return pearson(stats.rankdata(found), stats.rankdata(labels))
 
 
 METRICS: dict[str, Callable[[Array, Array], float]] = {
@@ -61,7 +61,7 @@ METRICS: dict[str, Callable[[Array, Array], float]] = {
 
 
 def score(logits: Tensor, labels: Tensor, metrics: Sequence[str]) -> dict[str, float]:
-    """The metrics, and the loss, of logits (n, classes) or (n, 1).
+    """The metrics and the loss of logits (n, classes) or (n, 1) for labels (n,).
 
     Example:
         >>> import torch

@@ -1,9 +1,9 @@
-"""The training loop: Accelerate underneath, so that one process, torchrun, bf16 and FSDP are configuration.
+"""The training loop, on Accelerate: one process, torchrun, bf16 and FSDP need no code of their own.
 
-Which rows a step takes, its learning rate and the seed of its dropout are functions of the seed and the step's number
-alone. So a run that goes on from a checkpoint ends with the weights that it would have had without the stop, and a
-global batch is the same however many processes share it. Of FSDP, version 2 is what tests run (FSDP_VERSION=2), one
-training a process; Accelerate leaves it to GPUs and their like, and takes DDP on processors whatever it is told.
+The rows of a step, its learning rate and the seed of its dropout are functions of the seed and the step's number alone.
+A run that continues from a checkpoint therefore ends with the weights that it would have had without the stop, and a
+global batch is the same for any number of processes. The tests run version 2 of FSDP (FSDP_VERSION=2), with one
+training per process. Accelerate uses FSDP on GPUs and similar devices only, and DDP on processors.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from snnk.finetune.data import Data
 from snnk.finetune.scores import CLASSIFICATION, REGRESSION, score
 from snnk.finetune.settings import OPTIMIZERS, TrainingSettings
 
-RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # buffers that training changes
-SAVED = ("history", "best", "steps", "seconds", "step_seconds", "stopped_early")  # of Trained, in a checkpoint
+RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # endings of buffers that training changes
+SAVED = ("history", "best", "steps", "seconds", "step_seconds", "stopped_early")  # fields of Trained in a checkpoint
 
 
 class Diverged(ValueError):
-    """The loss or the outputs of a model are not finite any more."""
+    """The loss or the outputs of a model are no longer finite."""
 
 
 @dataclass
 class Trained:
-    """What happened: a row of scores for each epoch, the first before any step, and which of them was best."""
+    """The course of a training: one row of scores per epoch, the first before any step, and the index of the best."""
 
     history: list[dict[str, float]] = field(default_factory=list)
     best: int = 0
     steps: int = 0
     total_steps: int = 0
-    seconds: float = 0.0  # with evaluations
-    step_seconds: float = 0.0  # of steps alone
+    seconds: float = 0.0  # including evaluations
+    step_seconds: float = 0.0  # without evaluations
     stopped_early: bool = False
-    main: bool = True  # of several processes, the one that writes
+    main: bool = True  # whether this process is the one that writes
     processes: int = 1
-    distributed: str = "NO"  # accelerate's name of how: MULTI_CPU, MULTI_GPU, FSDP, ...
+    distributed: str = "NO"  # Accelerate's name: MULTI_CPU, MULTI_GPU, FSDP, ...
 
 
 Progress = Callable[[int, int, float, dict[str, float]], None]
@@ -69,17 +69,18 @@ def train(
     key: str = "",
     progress: Progress = lambda step, total, loss, scores: None,
 ) -> Trained:
-    """Train the parameters that require gradients, in place, and leave those of the best epoch.
+    """Train the parameters that require gradients, in place; the weights of the best epoch stay.
 
     Args:
         model: returns `logits`, (batch, classes) or (batch, 1), for the batches of `data`.
-        data, validation: tokenised rows with labels; without validation the last weights stay.
-        settings: how.
-        metrics: names in METRICS; the first chooses the best epoch, and the loss decides between equals.
-        checkpoint: a file, written after each epoch and when the run is interrupted, deleted by nobody. Not under FSDP.
-        resume: go on from the checkpoint, if there is one.
-        key: tells runs apart: a checkpoint of another key is refused.
-        progress: called with step, steps in all, loss, and the last scores.
+        data, validation: tokenised rows with labels. Without validation the last weights stay.
+        settings: rates, schedule and length of the training.
+        metrics: names in METRICS. The first chooses the best epoch; of equal epochs, the one with the lower loss.
+        checkpoint: file that is written after each epoch and when the run is interrupted, but not under FSDP. The
+            caller deletes it.
+        resume: continue from the checkpoint, if there is one.
+        key: identifies the run; a checkpoint with another key is refused.
+        progress: called with step, total number of steps, loss, and the last scores.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
@@ -103,7 +104,7 @@ def train(
     if sharded:
         _tell_no_checkpoint(checkpoint, resume, accelerator.is_main_process)
     if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()  # else an earlier run's peak would be this one's
+        torch.cuda.reset_peak_memory_stats()  # it would include an earlier run
     plain = copy.deepcopy(model) if sharded else model
     with _seeded(settings.seed):
         run = _Run(accelerator, model, data, validation, settings, metrics, None if sharded else checkpoint, key)
@@ -118,8 +119,8 @@ def train(
         state = accelerator.get_state_dict(run.model)
         if accelerator.is_main_process:
             plain.load_state_dict({name: tensor.cpu() for name, tensor in state.items()})
-            model.__dict__.update(plain.__dict__)  # the caller's object, whole again
-            model.__class__ = plain.__class__  # FSDP2 had made it one of its own
+            model.__dict__.update(plain.__dict__)  # the caller's object with whole tensors
+            model.__class__ = plain.__class__  # FSDP2 had replaced it
     run.done.main, run.done.processes = accelerator.is_main_process, accelerator.num_processes
     run.done.distributed = distributed
     accelerator.wait_for_everyone()
@@ -127,7 +128,7 @@ def train(
 
 
 class _Run:
-    """One training, with the state that a checkpoint holds."""
+    """One training, with the state that a checkpoint stores."""
 
     def __init__(
         self,
@@ -155,8 +156,8 @@ class _Run:
         steps = settings.max_steps
         self.per_epoch, self.total = per_epoch, settings.epochs * per_epoch if steps is None else steps
         self.done = Trained(total_steps=self.total)
-        self.loss_sum = 0.0  # of the epoch so far
-        # errors in parts of the labels' variance, so that their unit does not matter
+        self.loss_sum = 0.0  # in the present epoch
+        # squared errors are divided by the variance of the labels, so that their unit does not matter
         self.scale = 1 / max(float(data.labels.var()), 1e-30) if data.labels.is_floating_point() else 1.0
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -183,7 +184,7 @@ class _Run:
                     loss = self.step(indices)
                     done.step_seconds += time.perf_counter() - before
                     progress(done.steps, self.total, loss, done.history[-1])
-                    # a stop at an epoch's last step waits for its evaluation, which a resumed run would not make up for
+                    # a stop at the last step of an epoch waits for the evaluation, which a resumed run would skip
                     if stop and done.steps % self.per_epoch and done.steps < self.total:
                         done.seconds = time.perf_counter() - began
                         self.save()
@@ -198,12 +199,12 @@ class _Run:
         self.put(self.best if self.validation is not None else self.snapshot())
 
     def step(self, indices: Sequence[int]) -> float:
-        """One global batch, of which this process takes its share."""
+        """One step on a global batch, of which this process takes its share of the rows."""
         settings, accelerator, done = self.settings, self.accelerator, self.done
         world, rank = accelerator.num_processes, accelerator.process_index
         torch.manual_seed(_mixed(settings.seed, done.steps, rank))
         mine, weight = list(indices[rank::world]), world / len(indices)
-        if not mine:  # fewer rows than processes: all must take part
+        if not mine:  # fewer rows than processes, all of which must take part
             mine, weight = list(indices[:1]), 0.0
         for group in self.optimizer.param_groups:
             group["lr"] = settings.rate(done.steps, self.total)
@@ -211,7 +212,7 @@ class _Run:
         labels = batch.pop("labels")
         logits = self.model(**batch).logits.float()
         loss = self.scale * _loss(logits, labels)
-        accelerator.backward(loss * weight)  # processes' gradients are averaged: in all the mean over the batch
+        accelerator.backward(loss * weight)  # gradients are averaged over processes, to the mean over the batch
         if settings.clip is not None:
             accelerator.clip_grad_norm_(self.trained.values(), settings.clip)
         self.optimizer.step()
@@ -226,7 +227,7 @@ class _Run:
         return value / len(mine)
 
     def evaluate(self, train_loss: float) -> None:
-        """Add a row to the history, keep the weights if they are the best, and see whether to stop."""
+        """Add a row to the history, keep the weights if they are the best, and decide whether to stop."""
         done = self.done
         row = {"epoch": done.steps / self.per_epoch, "step": done.steps, "train_loss": train_loss}
         if self.validation is None:
@@ -244,7 +245,7 @@ class _Run:
         return row[self.metrics[0]], -row["loss"]
 
     def save(self) -> None:
-        """Write the checkpoint, if there is to be one."""
+        """Write the checkpoint, if there is a file for it."""
         if self.checkpoint is None or not self.accelerator.is_main_process:
             return
         names = {id(p): name for name, p in self.trained.items()}
@@ -256,7 +257,7 @@ class _Run:
         write_checkpoint(self.checkpoint, parts, facts)
 
     def restore(self) -> None:
-        """Take over a checkpoint, whole or not at all."""
+        """Continue from the checkpoint; one that does not fit changes nothing."""
         if self.checkpoint is None or not self.checkpoint.exists():
             return
         parts, facts = read_checkpoint(self.checkpoint, self.key, ("loss_sum", *SAVED))
@@ -267,7 +268,7 @@ class _Run:
         for name, p in self.trained.items():
             state = {part: found[name] for part, found in parts.items() if name in found}
             self.optimizer.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in state.items()}
-        self.loss_sum = facts["loss_sum"] if self.accelerator.is_main_process else 0.0  # they are added up
+        self.loss_sum = facts["loss_sum"] if self.accelerator.is_main_process else 0.0  # it is summed over processes
         for name in SAVED:
             setattr(self.done, name, facts[name])
 
@@ -276,14 +277,14 @@ class _Run:
 def evaluate(
     model: Any, data: Data, metrics: Sequence[str], batch_size: int = 64, accelerator: Any = None
 ) -> dict[str, float]:
-    """Scores of a model on data; with an accelerator, its processes share the work."""
+    """The scores of a model on data; with an accelerator, its processes share the work."""
     model.eval()
     batches = data.batches(batch_size)
     rank, world = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
     device = next(model.parameters()).device
     mine = [i % len(batches) for i in range(rank, world * math.ceil(len(batches) / world), world)]
     found: list[Any] = []
-    for i in mine:  # as many in each process, which FSDP needs
+    for i in mine:  # FSDP needs the same number in each process
         batch = {k: v.to(device) for k, v in data.batch(batches[i]).items() if k != "labels"}
         found.append((i, model(**batch).logits.float().cpu()))
     if world > 1:
@@ -294,45 +295,45 @@ def evaluate(
     for i, part in found:
         logits[batches[i]] = part
     if not logits.isfinite().all():
-        raise Diverged("the model's outputs are not finite; try a lower learning rate, or without bf16")
+        raise Diverged("the outputs of the model are not finite; try a lower learning rate, or no bf16")
     return score(logits, data.labels, metrics)
 
 
 def make_accelerator(bf16: bool) -> Any:
-    """An Accelerator as the environment says (accelerate launch, torchrun, or one process)."""
+    """An Accelerator for the environment: accelerate launch, torchrun, or one process."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
-    AcceleratorState._reset_state()  # else the precision of an earlier training in this process stays
+    AcceleratorState._reset_state()  # it would keep the precision of an earlier training
     return Accelerator(mixed_precision="bf16" if bf16 else None)
 
 
 def peak_memory() -> int:
-    """Bytes taken at most: on a CUDA device since training began; else resident, of the whole life of the process.
+    """Peak memory in bytes: on a CUDA device since training began, else the resident memory since the process began.
 
-    The latter counts imports, reading the data and whatever ran before; 0 where the system does not tell.
+    The latter includes imports, reading the data and whatever ran before; it is 0 on systems without `resource`.
     """
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     try:
         import resource
-    except ImportError:  # of Unix only
+    except ImportError:  # it exists on Unix only
         return 0
     return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
 
 
 def _tell_no_checkpoint(checkpoint: Path | None, resume: bool, main: bool) -> None:
-    """Under FSDP no process has all weights, and no checkpoint is written."""
+    """Refuse or warn: under FSDP no process has all weights, and no checkpoint is written."""
     if resume:
         raise ValueError(
-            "resume does not work under FSDP, which writes no checkpoint: start anew, or use plain torchrun"
+            "resume does not work under FSDP, which writes no checkpoint: start again, or use plain torchrun"
         )
     if checkpoint is not None and main:
-        warnings.warn("no checkpoint is written under FSDP: a run that is stopped cannot go on", stacklevel=3)
+        warnings.warn("no checkpoint is written under FSDP: a run that is stopped cannot be resumed", stacklevel=3)
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Summed over rows."""
+    """The loss, summed over rows."""
     if labels.is_floating_point():
         return F.mse_loss(logits.squeeze(-1), labels, reduction="sum")
     return F.cross_entropy(logits, labels, reduction="sum")
@@ -344,17 +345,17 @@ def _mixed(seed: int, step: int, rank: int) -> int:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Dropout knows the global generator only: seed it, and put it back as it was."""
+    """Seed the global generator, which dropout uses, and restore it afterwards."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         yield
 
 
 @contextmanager
-def _interruptions(wanted: bool) -> Iterator[list[int]]:
-    """A list that is filled by the first SIGINT or SIGTERM; the second ends the process as usual."""
+def _interruptions(enabled: bool) -> Iterator[list[int]]:
+    """A list that the first SIGINT or SIGTERM is appended to; the second signal ends the process as usual."""
     seen: list[int] = []
-    if not wanted or threading.current_thread() is not threading.main_thread():
+    if not enabled or threading.current_thread() is not threading.main_thread():
         yield seen
         return
     signals = (signal.SIGINT, signal.SIGTERM)
