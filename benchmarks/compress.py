@@ -35,9 +35,10 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 from snnk.experiments.compression import Batch, States, Task, quality, states_of, vectors
 from snnk.experiments.lab.records import Results
 from snnk.experiments.lab.tiny import glue_columns
-from snnk.hf import compress_, find_ffns, plan, replace_
+from snnk.hf import compress_, find_ffns, plan
 from snnk.hf.cost import turns
 from snnk.hf.record import observe
+from snnk.hf.replace import replace_
 
 TARGETS = {0.5: (86.7, 0.945), 0.25: (86.5, 0.885), 0.125: (85.9, 0.83)}  # Spearman and cosine, MiniLM, STS-B
 INPUTS = ("input_ids", "attention_mask")
@@ -239,7 +240,7 @@ def contenders(keeps: tuple[float, ...]) -> Iterator[tuple[str, float, Callable[
         yield "snnk", keep, ours, True
         yield "snnk, closed form only", keep, lambda m, t, k: ours(m, t, k, refine=0), False
         yield "snnk, counts chosen jointly", keep, lambda m, t, k: ours(m, t, k, joint=True), False
-        yield "random relu features, fitted", keep, lambda m, t, k: ours(m, t, k, features="relu"), False
+        yield "random relu features, fitted", keep, lambda m, t, k: ours(m, t, k, features="random-relu"), False
         yield "activation-aware low rank", keep, low_rank, False
         yield "neuron pruning without refit", keep, prune, False
         yield "dropping layers", keep, drop_layers, False

@@ -14,12 +14,12 @@ from snnk.cli import commands, make_app
 
 # The test row of each command: the function that it calls, and options without a namesake among its arguments.
 TWINS = {
-    "compress": ("snnk.hf.compression.pipeline.Settings", {"model", "calibration", "out"}),
+    "compress": ("snnk.hf.compress", set()),
     "demo": (None, {"out"}),
     "finetune": ("snnk.finetune.FinetuneConfig", {"classification", "resume"}),
     "fit": ("snnk.tabular.FitConfig", {"data", "out", "features", "double", "checkpoint_seconds"}),
     "predict": ("snnk.tabular.TableModel.write_predictions", {"model", "data", "out"}),
-    "audit": ("snnk.hf.auditing.audit", {"model", "json_file"}),
+    "audit": ("snnk.hf.audit", {"model", "json_file"}),
     "estimate": ("snnk.experiments.lab.estimate.Config", {"out"}),
     "reproduce": ("snnk.experiments.lab.runs.reproduce", {"everything", "show", "page"}),
 }

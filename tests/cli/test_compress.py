@@ -76,7 +76,7 @@ def test_the_folder_loads_and_equals_the_model_in_memory(run, bert, texts, tmp_p
 def test_a_head_is_kept_and_options_reach_the_plan(run, texts, tmp_path):
     model = make("BertForSequenceClassification", num_labels=3)
     folder, out = save(model, tmp_path / "head"), tmp_path / "out"
-    options = ["--layers", "1", "--features", "relu", "--keep", 0.8, "--recover", 2]
+    options = ["--layers", "1", "--features", "random-relu", "--keep", 0.8, "--recover", 2]
     code, text, _ = run("compress", folder, "--calibration", texts, *options, "--out", out)
     assert code == 0 and "same best" in text
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(out)
@@ -84,7 +84,7 @@ def test_a_head_is_kept_and_options_reach_the_plan(run, texts, tmp_path):
     assert torch.equal(loaded.classifier.weight, model.classifier.weight)
     report = json.loads((out / "report.json").read_text())
     assert report["model_class"] == "BertForSequenceClassification" and report["blocks_in_all"] == 2
-    assert [block["kind"] for block in report["plan"]["blocks"]] == ["relu"]
+    assert [block["kind"] for block in report["plan"]["blocks"]] == ["random-relu"]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_outputs_that_are_not_finite_are_told_before_and_after_the_work(run, ber
     make_tokenizer().save_pretrained(tmp_path / "broken")
     started = []
     compress_, out = hf.compress_, ["--refine", 0, "--out", tmp_path / "out"]
-    monkeypatch.setattr("snnk.hf.compress_", lambda *args, **kwargs: started.append(1))
+    monkeypatch.setattr("snnk.hf.compression.pipeline.compress_", lambda *args, **kwargs: started.append(1))
     assert refused(run("compress", tmp_path / "broken", "--calibration", texts, *out), "outputs are not finite")
     assert not started
 
@@ -137,7 +137,7 @@ def test_outputs_that_are_not_finite_are_told_before_and_after_the_work(run, ber
         done.agreement["cosine"] = float("nan")
         return done
 
-    monkeypatch.setattr("snnk.hf.compress_", compress)
+    monkeypatch.setattr("snnk.hf.compression.pipeline.compress_", compress)
     assert refused(run("compress", bert, "--calibration", texts, *out), "outputs are not finite: cosine nan")
     assert not (tmp_path / "out").exists()
 
@@ -254,7 +254,12 @@ def test_sentence_transformers_folders_are_kept(run, bert, texts, tmp_path, inne
 
 
 @pytest.mark.parametrize(
-    "where", ["snnk.hf.compress_", "snnk.hf.compression.report.html", "transformers.BertModel.save_pretrained"]
+    "where",
+    [
+        "snnk.hf.compression.pipeline.compress_",
+        "snnk.hf.compression.report.html",
+        "transformers.BertModel.save_pretrained",
+    ],
 )
 @pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt()])
 def test_nothing_is_left_when_it_fails(run, bert, texts, tmp_path, monkeypatch, where, error):
@@ -271,24 +276,24 @@ def test_nothing_is_left_when_it_fails(run, bert, texts, tmp_path, monkeypatch, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--keep", 0], "--keep must be above 0"),
-        (["--keep", 1.5], "--keep must be above 0"),
-        (["--keep", "nan"], "--keep must be above 0"),
+        (["--keep", 0], "keep must be above 0"),
+        (["--keep", 1.5], "keep must be above 0"),
+        (["--keep", "nan"], "keep must be above 0"),
         (["--keep", "x"], "--keep"),
-        (["--keep", 0.5, "--target-speedup", 1.5], "give one of --keep"),
+        (["--keep", 0.5, "--target-speedup", 1.5], "give one of keep"),
         (["--target-size", "big"], "target_size must be like"),
         (["--target-size", "1KB"], "cannot be reached"),
-        (["--target-speedup", -1], "--target-speedup must be a positive number"),
+        (["--target-speedup", -1], "target_speedup must be a positive number"),
         (["--layers", "a"], "layers must be"),
         (["--layers", "top-9"], "top-2"),
         (["--layers", "7"], "among 0 to 1"),
-        (["--features", "cosine"], "cos"),
-        (["--features", "relu", "--joint"], "atoms only"),
-        (["--max-error", 0], "--max-error"),
+        (["--features", "random-cos"], "random-fourier"),
+        (["--features", "random-relu", "--joint"], "atoms only"),
+        (["--max-error", 0], "max_error"),
         (["--max-length", 0], "--max-length"),
         (["--refine", -1], "--refine"),
         (["--plan", "none.json"], "none.json"),
-        (["--plan", "none.json", "--keep", 0.5], "--plan says what is kept"),
+        (["--plan", "none.json", "--keep", 0.5], "a plan replaces keep"),
         (["--column", "x"], "without columns"),
         (["--calibration", "none.txt"], "no calibration file or folder none.txt"),
     ],

@@ -105,9 +105,9 @@ def make_tables(out):
 
 def make_compressed(out):
     found = {}
-    for kind in ("atoms", "relu", "cos", "linear", "drop"):
+    for kind in ("atoms", "random-relu", "random-fourier", "linear", "drop"):
         model = bert()
-        counted = kind in ("atoms", "relu", "cos")
+        counted = kind not in ("linear", "drop")
         plan = snnk.hf.plan(model, keep=0.5, features=kind if counted else "atoms")
         if not counted:
             blocks = tuple(replace(block, kind=kind, num_features=None) for block in plan.blocks)

@@ -3,7 +3,8 @@
 import torch
 import transformers as hf
 
-from snnk.hf import find_ffns, replace_
+from snnk.hf import find_ffns
+from snnk.hf.replace import replace_
 
 D, WIDTH = 16, 32
 

@@ -7,9 +7,10 @@ import transformers as hf
 from torch import nn
 
 import snnk
-from snnk.hf import ARCHITECTURES, find_ffns, observe, replace_
-from snnk.hf.architectures import choose_layers, parse_layers
-from snnk.hf.replace import cost_after
+from snnk.hf import find_ffns
+from snnk.hf.architectures import ARCHITECTURES, choose_layers, parse_layers
+from snnk.hf.record import observe
+from snnk.hf.replace import cost_after, replace_
 
 from helpers.architectures import (
     CONFIGS,

@@ -10,7 +10,9 @@ from safetensors.torch import load_file, save_file
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 import snnk
-from snnk.hf import SNNKQuantizationConfig, find_ffns, register, replace_
+from snnk.hf import find_ffns
+from snnk.hf.quantizer import register
+from snnk.hf.replace import SNNKQuantizationConfig, replace_
 
 from helpers.architectures import CAUSAL, IMAGES, KINDS, ROWS, WIDTH, D, inputs, make, output, perturb_, replaced
 from helpers.processes import in_a_fresh_process

@@ -10,7 +10,8 @@ from peft import LoraConfig, PeftConfig, PeftModel, PeftType, get_peft_config, g
 from peft.helpers import disable_input_dtype_casting
 
 import snnk.peft.model
-from snnk.hf import ARCHITECTURES, find_ffns, plan
+from snnk.hf import find_ffns, plan
+from snnk.hf.architectures import ARCHITECTURES
 from snnk.maps import Directions
 from snnk.peft import SNNKConfig, fit_directions_, register
 from snnk.peft.directions import Moments

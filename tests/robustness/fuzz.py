@@ -35,6 +35,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -239,7 +240,7 @@ def load_compressed(folder: Path) -> Any:
 
 
 def load_audit(folder: Path) -> Any:
-    from snnk.hf.auditing import audit
+    from snnk.hf import audit
 
     found = audit(folder).to_dict()
     if found["notes"]:  # the report shows files that do not fit the model: that is what it is for
@@ -408,7 +409,7 @@ KINDS = {
     "fit checkpoint": Kind(make_fit, load_fit, ("out/.checkpoint/columns.json", "out/.checkpoint/part-*.safetensors")),
     "plan": Kind(make_plan, load_plan, loose=True),
     "compressed model": Kind(make_compressed, load_compressed, WEIGHTS),
-    "compressed model with features": Kind(lambda folder: make_compressed(folder, "relu"), load_compressed, WEIGHTS),
+    "compressed model with features": Kind(partial(make_compressed, kind="random-relu"), load_compressed, WEIGHTS),
     "tokenizer": Kind(make_compressed, load_compressed, ("tokenizer.json", "tokenizer_config.json"), loose=True),
     "audited model": Kind(make_compressed, load_audit, WEIGHTS),
     "adapter": Kind(make_adapter, load_adapter, ADAPTER, own=False),

@@ -99,10 +99,10 @@ def disturb(root, command):
 
 def compress(model, texts):
     import snnk.hf.compression.report
-    from snnk.hf.compression.pipeline import Settings, compress_folder
+    from snnk.hf import compress
 
     snnk.hf.compression.report.SECONDS = 0.0
-    return lambda folder: compress_folder(str(model), texts, folder / "out", Settings(keep=0.5, refine=0))
+    return lambda folder: compress(model, texts, out=folder / "out", keep=0.5, refine=0)
 
 
 def finetune(model, table):

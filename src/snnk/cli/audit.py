@@ -28,7 +28,7 @@ def command(
     if json_file is not None:
         _io.check_out(json_file)
     _options.require("transformers", extra="hf")
-    from snnk.hf.auditing import audit
+    from snnk.hf import audit
 
     found = audit(model, original, latency=latency)
     say(found)

@@ -34,7 +34,7 @@ def command(
     ] = None,
     layers: Annotated[str, typer.Option(help="all, top-6 (the last six), or numbers separated by commas.")] = "all",
     features: Annotated[
-        str, typer.Option(help="atoms (neurons kept from the model itself), or random features: relu or cos.")
+        str, typer.Option(help="atoms (neurons kept from the model itself), or random-relu or random-fourier.")
     ] = "atoms",
     plan: Annotated[Path | None, typer.Option(help="plan.json of another run, instead of the options above.")] = None,
     joint: Annotated[
@@ -57,11 +57,10 @@ def command(
     options = {name: value for name, value in locals().items() if name not in ("model", "calibration", "out")}
     _io.check_out(out)
     _options.require("transformers", extra="hf")
-    from snnk.hf.compression.pipeline import Settings, compress_folder
+    from snnk.hf import compress
 
     with bar("blocks") as show:
-        settings = Settings(**{**options, "plan": None if plan is None else str(plan)})
-        found = compress_folder(model, calibration, out, settings, say=say, progress=show)
+        found = compress(model, calibration, out=out, say=say, progress=show, **options)
     size, speed = found["bytes"], found["latency"]
     each = 1e3 / speed["batches"]
     rows = [

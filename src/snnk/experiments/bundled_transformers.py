@@ -114,8 +114,9 @@ def _as_one_object(model: PreTrainedModel, ffns: list[FFN], k: int) -> int:
 def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
     """One row per model, form and k."""
     try:
-        from snnk.hf import find_ffns, replace_, replace_ffn_
+        from snnk.hf import find_ffns, replace_ffn_
         from snnk.hf.cost import multiply_adds
+        from snnk.hf.replace import replace_
     except ImportError as error:
         raise ImportError(f"this experiment needs {error.name}: pip install 'snnk[hf]'") from None
     for name in config.models:

@@ -38,7 +38,7 @@ ORIGINAL = "original"
 WAYS: dict[str, tuple[str, bool]] = {  # `features` of the plan, and whether atoms are moved
     "neurons, closed form": ("atoms", False),
     "neurons, moved": ("atoms", True),
-    "random ReLU features": ("relu", False),
+    "random ReLU features": ("random-relu", False),
 }
 Batch = dict[str, Tensor]
 States = Callable[[Batch], Tensor]

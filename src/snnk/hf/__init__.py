@@ -1,55 +1,33 @@
-"""Hugging Face transformers: find feed-forward blocks, replace them, save and load the result.
+"""Hugging Face transformers: compress, audit and classify with pretrained models.
 
-`import snnk.hf` once, and AutoModel.from_pretrained(folder) loads a compressed model as any other.
+`import snnk.hf` once, and AutoModel.from_pretrained(folder) loads a compressed model like any other.
 """
 
-from snnk.hf.architectures import ARCHITECTURES, FFN, Architecture, find_ffns
-from snnk.hf.classify.heads import ClassifierFit, fit_classifier_
-from snnk.hf.classify.poolers import (
-    HeadReport,
-    bundled_head_,
-    freeze_but_head_,
-    merge_pooler_,
-    replace_pooler_,
-)
-from snnk.hf.classify.sites import POOLERS, Pooler, find_pooler
-from snnk.hf.compression.ffn import BlockReport, Report, compress_
+from snnk.hf.architectures import find_ffns
+from snnk.hf.auditing import audit
+from snnk.hf.calibration import load_calibration
+from snnk.hf.classify.heads import fit_classifier_
+from snnk.hf.classify.poolers import bundled_head_, merge_pooler_, replace_pooler_
+from snnk.hf.compression.ffn import compress_
 from snnk.hf.compression.paper import bundle_, replace_ffn_
-from snnk.hf.compression.planning import BlockPlan, Plan, plan
+from snnk.hf.compression.pipeline import compress
+from snnk.hf.compression.planning import Plan, plan
 from snnk.hf.quantizer import register
-from snnk.hf.record import Observation, observe
-from snnk.hf.replace import KINDS, Replacement, SNNKQuantizationConfig, replace_
 
 register()
 
 __all__ = [
-    "ARCHITECTURES",
-    "FFN",
-    "KINDS",
-    "POOLERS",
-    "Architecture",
-    "BlockPlan",
-    "BlockReport",
-    "ClassifierFit",
-    "HeadReport",
-    "Observation",
     "Plan",
-    "Pooler",
-    "Replacement",
-    "Report",
-    "SNNKQuantizationConfig",
+    "audit",
     "bundle_",
     "bundled_head_",
+    "compress",
     "compress_",
     "find_ffns",
-    "find_pooler",
     "fit_classifier_",
-    "freeze_but_head_",
+    "load_calibration",
     "merge_pooler_",
-    "observe",
     "plan",
-    "register",
-    "replace_",
     "replace_ffn_",
     "replace_pooler_",
 ]

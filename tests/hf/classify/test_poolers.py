@@ -13,15 +13,9 @@ from sklearn.linear_model import Ridge
 from torch import nn
 
 import snnk
-from snnk.hf import (
-    POOLERS,
-    bundled_head_,
-    find_pooler,
-    fit_classifier_,
-    freeze_but_head_,
-    merge_pooler_,
-    replace_pooler_,
-)
+from snnk.hf import bundled_head_, fit_classifier_, merge_pooler_, replace_pooler_
+from snnk.hf.classify.poolers import freeze_but_head_
+from snnk.hf.classify.sites import POOLERS, find_pooler
 
 from helpers.architectures import CONFIGS, IMAGES, TEXT, D, inputs, perturb_, replaced
 from helpers.processes import in_a_fresh_process

@@ -6,9 +6,10 @@ import math
 import pytest
 import torch
 
-from snnk.hf import find_ffns, replace_
+from snnk.hf import find_ffns
 from snnk.hf.compression.agreement import Read, agreement, outputs_of
 from snnk.hf.compression.distill import _distance, recover_
+from snnk.hf.replace import replace_
 
 from helpers.architectures import perturb_
 from helpers.heads import make

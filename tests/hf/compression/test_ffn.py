@@ -9,9 +9,10 @@ import pytest
 import torch
 import transformers as hf
 
-from snnk.hf import BlockPlan, Plan, compress_, find_ffns, observe, plan
+from snnk.hf import Plan, compress_, find_ffns, plan
 from snnk.hf.compression.ffn import Tokens, _fit, _solve
-from snnk.hf.compression.planning import PENALTY
+from snnk.hf.compression.planning import PENALTY, BlockPlan
+from snnk.hf.record import observe
 from snnk.ridge.sums import RidgeStats
 
 from helpers.architectures import ROWS, WIDTH, D, make
@@ -99,7 +100,7 @@ def test_refused_blocks_stay():
     assert report.agreement["cosine"] == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize("features", ["relu", "cos"])
+@pytest.mark.parametrize("features", ["random-relu", "random-fourier"])
 @pytest.mark.parametrize("row", ["bert", "llama", "vit"])
 def test_random_features(row, features, tmp_path):
     """Enough of them do well; every block has its own; loaded again they do the same."""
@@ -226,8 +227,8 @@ def test_a_plan_is_json(tmp_path):
         ({"keep": 0.5, "layers": "top-3"}, "layers can be 'top-2' at most, as there are 2; got 'top-3'"),
         ({"keep": 0.5, "layers": [2]}, r"layers must be among 0 to 1; got \[2\]"),
         ({"keep": 0.5, "features": "atom"}, "unknown features 'atom'; did you mean 'atoms'"),
-        ({"keep": 0.5, "features": "relu", "batches": [{}]}, "counts are chosen jointly for atoms only"),
-        ({"keep": 0.5, "batches": []}, "there were no batches to calibrate with"),
+        ({"keep": 0.5, "features": "random-relu", "batches": [{}]}, "numbers are chosen jointly for atoms only"),
+        ({"keep": 0.5, "batches": []}, "there are no batches to calibrate with"),
     ],
 )
 def test_bad_plans(options, message):
@@ -245,9 +246,9 @@ def test_bad_batches():
         compress_(model, sizes, some_batches(count=2, size=2))
     with pytest.raises(TypeError, match="a batch must be a dict of the model's inputs; got Tensor"):
         compress_(model, sizes, [torch.zeros(2, 3)])
-    with pytest.raises(ValueError, match="were replaced already; start from the original model"):
+    with pytest.raises(ValueError, match="were replaced before; start from the original model"):
         twice = make("bert")
-        compress_(twice, plan(twice, keep=0.5, features="relu"), some_batches())
+        compress_(twice, plan(twice, keep=0.5, features="random-relu"), some_batches())
         plan(twice, keep=0.5)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
@@ -255,7 +256,7 @@ def test_bad_batches():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"plan": 0.5}, r"plan must be a Plan, such as snnk.hf.plan\(model, keep=0.5\) gives; got 0.5"),
+        ({"plan": 0.5}, r"plan must be a Plan, as snnk.hf.plan\(model, keep=0.5\) returns; got 0.5"),
         ({"refine": -1}, "refine must be a number of at least 0; got -1"),
         ({"refine": 1.5}, "refine must be an integer; got 1.5"),
         ({"recover": -2}, "recover must be a number of at least 0; got -2"),

@@ -9,10 +9,10 @@ import torch
 import transformers as hf
 from torch import nn
 
-from snnk.hf import BlockPlan, Plan, compress_, find_ffns, observe, plan
-from snnk.hf.compression.planning import PENALTY, _allocate, _options, importance, sums
+from snnk.hf import Plan, compress_, find_ffns, plan
+from snnk.hf.compression.planning import PENALTY, BlockPlan, _allocate, _options, importance, sums
 from snnk.hf.models import evaluating
-from snnk.hf.record import tokens_of
+from snnk.hf.record import observe, tokens_of
 from snnk.ridge.atoms import choose_atoms
 from snnk.ridge.sums import RidgeStats
 
@@ -33,7 +33,7 @@ def bert():
         ({"num_features": "8"}, "num_features of encoder.layer.0 must be a positive integer; got '8'"),
         ({"num_features": -3}, "must be a positive integer; got -3"),
         ({"num_features": None}, "must be a positive integer; got None"),
-        ({"kind": "cos", "num_features": 7}, "num_features must be even"),
+        ({"kind": "random-fourier", "num_features": 7}, "num_features must be even"),
         ({"kind": "linear", "num_features": 32}, r"\(linear\) has no features to count; got 32"),
         ({"parameters": "many"}, "parameters of encoder.layer.0 must be a positive integer; got 'many'"),
         (
@@ -69,11 +69,19 @@ def test_plans_of_files_are_checked(bert):
             Plan.from_dict(wrong)
 
 
+@pytest.mark.parametrize(("old", "new"), [("relu", "random-relu"), ("cos", "random-fourier")])
+def test_plans_of_version_0_1_load(bert, old, new):
+    sizes = plan(bert, keep=0.5, features=new)
+    stored = json.loads(json.dumps(sizes.to_dict()).replace(new, old))
+    assert old in str(stored) and new not in str(stored)
+    assert Plan.from_dict(stored) == sizes
+
+
 def test_a_plan_must_fit_the_model(bert):
     sizes = plan(bert, keep=0.5)
     with pytest.raises(ValueError, match=r"layer.0 \(32 wide, 1,072 parameters\).*layer.0 \(32 wide, 552 parameters\)"):
         sizes.check(make("bert", hidden_size=8))
-    for kind, count, most in (("atoms", 33, 32), ("relu", 1000, 67)):
+    for kind, count, most in (("atoms", 33, 32), ("random-relu", 1000, 67)):
         large = replace(sizes.blocks[0], kind=kind, num_features=count)
         with pytest.raises(ValueError, match=f"has room for {most} {kind}; got num_features {count}"):
             Plan("bert", (large,)).check(bert)
@@ -197,7 +205,7 @@ def test_what_is_left_of_the_budget_is_spent():
     second = [option(1, 1.0), option(4, 0.9), option(6, 0.8), option(31, 0.0)]
     chosen = _allocate([first, second], 19, "parameters")
     assert [block.parameters for block in chosen] == [11, 6]
-    with pytest.raises(ValueError, match="even with constants for blocks 2 multiply-adds are left; the budget is 1"):
+    with pytest.raises(ValueError, match="the budget is 1 multiply-adds, and constants in place of all blocks have 2"):
         _allocate([first, second], 1, "multiply_adds")
 
 
@@ -213,8 +221,8 @@ def test_a_joint_plan_leaves_less_than_a_step():
     [
         ("bert", "atoms", torch.bfloat16),
         ("llama", "atoms", torch.float32),
-        ("llama", "cos", torch.float32),
-        ("gpt2", "relu", torch.bfloat16),
+        ("llama", "random-fourier", torch.float32),
+        ("gpt2", "random-relu", torch.bfloat16),
     ],
 )
 def test_sizes_are_met_or_refused(row, features, dtype):
@@ -247,12 +255,12 @@ def test_speedups_are_met_or_refused(bert):
             saved = sum(b.multiply_adds_before - b.multiply_adds for b in sizes.blocks)
             assert speedup <= work / (work - saved) < speedup + 0.1
     most = work / (work - sum(ffn.multiply_adds for ffn in find_ffns(bert)))
-    with pytest.raises(ValueError, match=r"layer.0 may take \d+ multiply-adds, and 2 atoms take 64"):
+    with pytest.raises(ValueError, match=r"layer.0 may have \d+ multiply-adds, and 2 atoms have 64"):
         plan(bert, target_speedup=most - 0.01)
     assert plan(bert, target_speedup=most - 0.01, batches=some_batches()).blocks[0].kind == "drop"
 
 
-@pytest.mark.parametrize("features", ["relu", "cos"])
+@pytest.mark.parametrize("features", ["random-relu", "random-fourier"])
 def test_keep_is_a_share_of_parameters_for_random_features_of_gated_blocks(features):
     model = make("llama")
     for keep in (0.3, 0.5, 0.9):

@@ -1,11 +1,10 @@
 r"""Replace feed-forward blocks by fewer features, fitted in closed form to unlabelled inputs.
 
-Blocks are taken in depth order. For one, with x its input and r the residual stream around it in the model as
-compressed so far, and s the stream behind it in the original, the target is y = s - r: what the block must add so that
-the stream is the original's again, errors made upstream repaired. Tokens and coordinates are weighted as in plan.py.
-Atoms are chosen among the block's own neurons (atoms.py), moved by a few steps of Adam on this block alone, and the
-matrix behind them is the ridge solution A = (phi'phi + lam I)^-1 phi'y, with lam by generalised cross-validation:
-phi(x) (A^T W2) + b2 at once, as in a bundled block of section 4.4.
+Blocks are replaced in depth order. Let x be the input of a block and r the residual stream around it, in the model as
+compressed so far, and s the stream behind it in the original. The target is y = s - r: with it the block restores the
+original's stream, and repairs errors made in the layers below. Tokens and coordinates are weighted as in planning.py.
+Atoms are chosen among the block's own neurons (ridge/atoms.py) and moved by a few steps of Adam on this block alone.
+The matrix behind them is the ridge solution A = (phi'phi + lam I)^-1 phi'y, with lam by generalised cross-validation.
 """
 
 from __future__ import annotations
@@ -14,46 +13,37 @@ import copy
 import math
 import numbers
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from snnk import _checks
 from snnk.hf.architectures import FFN
 from snnk.hf.compression.agreement import agreement, outputs_of
 from snnk.hf.compression.distill import recover_
-from snnk.hf.compression.planning import (
-    FEATURES,
-    KEPT,
-    PENALTY,
-    BlockPlan,
-    Plan,
-    at_least_zero,
-    enough,
-    importance,
-    make_map,
-)
+from snnk.hf.compression.planning import KEPT, PENALTY, RANDOM, BlockPlan, Plan, at_least_zero, enough, importance
 from snnk.hf.cost import stored
 from snnk.hf.models import Batch, check_batches, evaluating, place
 from snnk.hf.record import ActivationCache, Observation, flat, hold_out, observe
 from snnk.hf.replace import Replacement, replace_
-from snnk.maps import ProjectedURF
+from snnk.maps import FeatureMap, ProjectedURF, make_feature_map
 from snnk.ridge.atoms import choose_atoms, refine_
 from snnk.ridge.sums import RidgeStats
 
-ROWS = 2048  # tokens whose features are held at once
-Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
+ROWS = 2048  # tokens whose features are in memory at once
+Progress = Callable[[str, int, int], None]  # gets the step, the number of blocks done, and that of all blocks
 
 
 @dataclass(frozen=True)
 class BlockReport:
-    """One block after compression and recovery, with the block's squared error over the variance of its targets.
+    """One block after compression and recovery.
 
-    The error is on held-out inputs, tokens and coordinates weighted as in the fit.
+    The error is the squared error over the variance of the targets, on held-out inputs, with the weights of the fit.
     """
 
     name: str
@@ -67,8 +57,8 @@ class BlockReport:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What `compress_` did and what was lost, on held-out inputs."""
+class CompressionReport:
+    """The result of `compress_`: each block, and how far outputs on held-out inputs agree with the original's."""
 
     blocks: tuple[BlockReport, ...]
     agreement: dict[str, float]
@@ -99,7 +89,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Rows for one block: inputs x (n, d), targets y (n, out), weights (n,), and scales of outputs (out,)."""
+    """Rows for the fit of a block: inputs x (n, d), targets y (n, out), weights (n,) and scales of outputs (out,)."""
 
     x: Tensor
     y: Tensor
@@ -107,7 +97,7 @@ class Tokens:
     scale: Tensor
 
     def error(self, ffn: FFN) -> float:
-        """Weighted squared error of the block as it is now, over the variance of the targets."""
+        """Weighted squared error of the block in its present state, over the variance of the targets."""
         weight = self.weight[:, None] * self.scale.square()
         mean = (self.weight[:, None] * self.y).sum(0) / self.weight.sum()
         wrong = sum(
@@ -117,6 +107,7 @@ class Tokens:
         return wrong / max(float((weight * (self.y - mean).square()).sum()), 1e-30)
 
     def sums(self, phi: Callable[[Tensor], Tensor], num_features: int) -> RidgeStats:
+        """Sums of the features phi(x) against the targets."""
         stats = RidgeStats(num_features, self.y.shape[1], block_dtype=torch.float32)
         for x, y, w in zip(self.x.split(ROWS), self.y.split(ROWS), self.weight.split(ROWS), strict=True):
             stats.update(phi(x).cpu(), y.cpu(), w.cpu())
@@ -124,9 +115,9 @@ class Tokens:
 
 
 def compress_(
-    model: Any,
+    model: PreTrainedModel,
     plan: Plan,
-    batches: Iterable[Mapping[str, Tensor]],
+    batches: Iterable[Batch],
     *,
     refine: int = 120,
     max_error: float | None = None,
@@ -134,21 +125,23 @@ def compress_(
     max_tokens: int = 50_000,
     seed: int = 0,
     progress: Progress = lambda what, done, total: None,
-) -> Report:
+    original: PreTrainedModel | None = None,
+) -> CompressionReport:
     """Replace the blocks of a model as planned, in place, fitted to inputs without labels.
 
-    Whatever is raised on the way, also by Ctrl-C, leaves the model as it was.
+    An error on the way, also Ctrl-C, leaves the model as it was.
 
     Args:
         model: a transformers model with any head.
-        plan: of `snnk.hf.compression.planning` for this model.
-        batches: inputs of the model, dicts of tensors, attention masks respected. Every tenth is held out. Those that
-            come after `max_tokens` tokens are not used; the others must have two tokens for each feature of a block.
-        refine: steps by which atoms are moved; 0 leaves the model's own neurons and everything in closed form.
+        plan: made by `snnk.hf.plan` for this model.
+        batches: inputs of the model, dicts of tensors; attention masks are respected. Every tenth batch is held out.
+            Batches behind the first `max_tokens` tokens are not used; there must be two tokens per feature of a block.
+        refine: gradient steps per block that move atoms; 0 leaves the model's own neurons, all in closed form.
         max_error: a block whose held-out error is larger, or not a number, stays as it was.
         recover: steps of distillation from the original afterwards, on the same inputs.
-        seed: of random features, which are others in each block, and of steps.
-        progress: called with (what, blocks done, blocks in all).
+        seed: of random features, which differ between blocks, and of the steps.
+        progress: called with (step, blocks done, all blocks).
+        original: a copy of the model, if there is one, for `recover`. Default: a copy is made.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -162,7 +155,7 @@ def compress_(
     """
     start = time.monotonic()
     _check_arguments(plan, refine, recover, max_error, max_tokens, seed)
-    seed = int(seed)  # numpy's would not do for feature maps
+    seed = int(seed)  # feature maps take no integers of numpy
     ffns, by_name = plan.check(model), {block.name: block for block in plan.blocks}
     before = _parameters(model)
     reports: list[BlockReport] = []
@@ -170,11 +163,11 @@ def compress_(
     with ExitStack() as undo, evaluating(model), torch.no_grad():
         training, held, tokens = _divide(model, ffns, batches, max_tokens)
         enough(tokens[0], max(_unknowns(ffn, by_name[ffn.name]) for ffn in ffns))
-        teacher = copy.deepcopy(model) if recover else None
+        teacher = original or copy.deepcopy(model) if recover else None
         progress("original", 0, len(ffns))
         wanted = [ffn for ffn in ffns if by_name[ffn.name].kind != KEPT]
         streams = _streams(model, wanted, [*training, *held])
-        original = [outputs_of(model, batch) for batch in held]
+        outputs = [outputs_of(model, batch) for batch in held]
         cache, cut = ActivationCache(model, [*training, *held]), len(training)
         for ffn in ffns:
             block, began = by_name[ffn.name], time.monotonic()
@@ -186,7 +179,7 @@ def compress_(
                     for part in (slice(cut), slice(cut, None))
                 )
                 del inputs, residuals
-                streams[ffn.name] = streams[ffn.name][cut:]  # of the rest nothing is needed any more
+                streams[ffn.name] = streams[ffn.name][cut:]  # only the held-out part is needed again
                 new = _fit(ffn, block, rows, refine, seed, undo)
                 error = test.error(ffn)
                 done = replace(done, parameters=ffn.num_parameters, error=error)
@@ -205,9 +198,9 @@ def compress_(
             for ffn in (new.ffn for new in replacements):
                 errors[ffn.name] = _tokens(ffn, *cache.advance(ffn), streams[ffn.name]).error(ffn)
             reports = [replace(report, error=errors.get(report.name, report.error)) for report in reports]
-        agreed = agreement(original, [outputs_of(model, batch) for batch in held])
+        agreed = agreement(outputs, [outputs_of(model, batch) for batch in held])
         undo.pop_all()
-    return Report(
+    return CompressionReport(
         blocks=tuple(reports),
         agreement=agreed,
         tokens=tokens[0],
@@ -220,7 +213,7 @@ def compress_(
 
 def _check_arguments(plan: Any, refine: Any, recover: Any, max_error: Any, max_tokens: Any, seed: Any) -> None:
     if not isinstance(plan, Plan):
-        raise TypeError(f"plan must be a Plan, such as snnk.hf.plan(model, keep=0.5) gives; got {plan!r}")
+        raise TypeError(f"plan must be a Plan, as snnk.hf.plan(model, keep=0.5) returns; got {plan!r}")
     for name, value in (("refine", refine), ("recover", recover), ("seed", seed)):
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise TypeError(f"{name} must be an integer; got {value!r}")
@@ -232,15 +225,15 @@ def _check_arguments(plan: Any, refine: Any, recover: Any, max_error: Any, max_t
 
 
 def _unknowns(ffn: FFN, block: BlockPlan) -> int:
-    """Numbers to be fitted for each output of a block."""
+    """Numbers that are fitted per output of a block."""
     return block.num_features or (ffn.in_features if block.kind == "linear" else 0)
 
 
 def _fit(ffn: FFN, block: BlockPlan, rows: Tokens, refine: int, seed: int, undo: ExitStack) -> Replacement:
-    """Put the planned features into the block's place, with the matrix that fits them to the rows; `undo` undoes it."""
+    """Replace a block by the planned features, with the matrix that fits them to the rows; `undo` puts it back."""
     dtype, count = _dtype(ffn), block.num_features or 0
 
-    def put(kind: Any, num_features: int | None = None) -> Replacement:
+    def put(kind: str | FeatureMap, num_features: int | None = None) -> Replacement:
         new = replace_(ffn, kind, num_features)
         undo.callback(new.restore_)
         return new
@@ -248,8 +241,8 @@ def _fit(ffn: FFN, block: BlockPlan, rows: Tokens, refine: int, seed: int, undo:
     if block.kind == "drop":
         mean = (rows.weight[:, None] * rows.y).sum(0) / rows.weight.sum()
         return put("drop").fill_(None, mean.to(dtype))
-    if block.kind in FEATURES[1:]:
-        fm = make_map(ffn, block.kind, count, seed=seed + ffn.index)
+    if block.kind in RANDOM:
+        fm = make_feature_map(block.kind, ffn.in_features, count, seed=seed + ffn.index)
         if isinstance(fm, ProjectedURF):
             bias = ffn.up_bias()
             fm.calibrate(
@@ -267,7 +260,7 @@ def _fit(ffn: FFN, block: BlockPlan, rows: Tokens, refine: int, seed: int, undo:
         _solve(new, stats.select(order))
         if not refine:
             return new
-        modules = [m.float() for m in (new.up, new.gate, new.down) if m is not None]  # bfloat16 would lose the steps
+        modules = [m.float() for m in (new.up, new.gate, new.down) if m is not None]  # steps are too small for bfloat16
         refine_(
             lambda x: ffn.forward(x.float()),
             [p for module in modules for p in module.parameters()],
@@ -286,13 +279,13 @@ def _fit(ffn: FFN, block: BlockPlan, rows: Tokens, refine: int, seed: int, undo:
 
 
 def _solve(new: Replacement, stats: RidgeStats) -> None:
-    bias = new.down.bias is not None
+    bias = new.down.bias is not None  # with all neurons of a block without biases there is none
     solution = stats.solve("gcv", intercept=bias)
     new.fill_(solution.weight, solution.bias if bias else None)
 
 
-def _streams(model: Any, ffns: list[FFN], batches: list[Any]) -> dict[str, list[Tensor]]:
-    """The residual stream behind each block, tokens without padding, for each batch."""
+def _streams(model: PreTrainedModel, ffns: list[FFN], batches: list[Batch]) -> dict[str, list[Tensor]]:
+    """The residual stream behind each block, without padding, per batch."""
     found: dict[str, list[Tensor]] = {ffn.name: [] for ffn in ffns}
 
     def note(ffn: FFN, seen: Observation) -> None:
@@ -305,20 +298,20 @@ def _streams(model: Any, ffns: list[FFN], batches: list[Any]) -> dict[str, list[
 
 
 def _tokens(ffn: FFN, inputs: list[Tensor], residuals: list[Tensor], streams: list[Tensor]) -> Tokens:
-    """The rows of a block: of each batch its inputs and the stream around it now, and the stream behind it before."""
+    """The rows of a block from its inputs, the stream around it, and the original's stream behind it, per batch."""
     stream = torch.cat(streams).float()
     weight, scale = importance(ffn, stream)
     y = stream - torch.cat(residuals).float()
-    if ffn.scale is not None:  # the block's output is multiplied with it
+    if ffn.scale is not None:  # the factor of the block's output
         factor = ffn.scale.detach().float()
         y = y / torch.where(factor.abs() < 1e-6, torch.full_like(factor, math.inf), factor)
     return Tokens(torch.cat(inputs), y, weight, scale)
 
 
 def _divide(
-    model: Any, ffns: list[FFN], batches: Iterable[Any], max_tokens: int
-) -> tuple[list[Any], list[Any], tuple[int, int]]:
-    """Batches to fit to and batches held out, and how many tokens each have."""
+    model: PreTrainedModel, ffns: list[FFN], batches: Iterable[Batch], max_tokens: int
+) -> tuple[list[Batch], list[Batch], tuple[int, int]]:
+    """Batches to fit to and batches held out, and the number of tokens of both."""
     used: list[tuple[Batch, int]] = []
     total = 0
     for batch in check_batches(batches):
@@ -331,8 +324,8 @@ def _divide(
     return [batch for batch, _ in training], [batch for batch, _ in held], tokens
 
 
-def _count(model: Any, ffn: FFN, batch: Mapping[str, Any]) -> int:
-    """Tokens that are not padding; without a mask, as for images, the model must be asked what it makes of a batch."""
+def _count(model: PreTrainedModel, ffn: FFN, batch: Batch) -> int:
+    """Tokens that are not padding; without a mask, as for images, they are counted at the first block."""
     if "attention_mask" in batch and "pixel_values" not in batch:
         return int(batch["attention_mask"].bool().sum())
     return len(ActivationCache(model, [batch]).advance(ffn)[0][0])
@@ -343,5 +336,5 @@ def _dtype(ffn: FFN) -> torch.dtype:
     return weight.dtype
 
 
-def _parameters(model: Any) -> int:
+def _parameters(model: PreTrainedModel) -> int:
     return sum(tensor.numel() for tensor in stored(model).values())

@@ -1,7 +1,7 @@
-"""The work of `snnk compress`: a folder with a model in, a folder with the compressed model and its report out.
+"""`snnk.hf.compress`: a folder with a model in, a folder with the compressed model and its report out.
 
-Everything is written into a temporary folder beside the output and renamed at the end: a run that is killed leaves no
-output, and never half of one.
+Everything is written into a temporary folder beside the output, which is renamed at the end: a run that is killed
+leaves no output, and never a part of one.
 """
 
 from __future__ import annotations
@@ -9,86 +9,102 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from snnk import _io, hf
+from transformers import PreTrainedModel
+
+from snnk import _checks, _io
 from snnk._environment import environment
-from snnk.hf.architectures import parse_layers
+from snnk.hf.architectures import find_ffns, parse_layers
 from snnk.hf.calibration import Calibration, load_calibration
 from snnk.hf.compression import report as pages
 from snnk.hf.compression.agreement import Outputs, probe
+from snnk.hf.compression.ffn import Progress, compress_
+from snnk.hf.compression.planning import Plan
+from snnk.hf.compression.planning import plan as make_plan
 from snnk.hf.cost import stored
 from snnk.hf.folders import copy_others, find_folder, find_transformer, pooling_of, some
 from snnk.hf.models import load_model, load_processor, quiet, token_limit
 
-KEEP = 0.25  # where neither a share nor a target is given
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Options of the command, as report.json keeps them."""
-
-    keep: float | None = None
-    target_size: str | None = None
-    target_speedup: float | None = None
-    layers: str = "all"
-    features: str = "atoms"
-    plan: str | None = None
-    joint: bool = False
-    refine: int = 120
-    recover: int = 0
-    max_error: float | None = None
-    column: str | None = None
-    max_length: int = 128
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        targets = {"--keep": self.keep, "--target-size": self.target_size, "--target-speedup": self.target_speedup}
-        given = [name for name, value in targets.items() if value is not None]
-        if len(given) > 1:
-            raise ValueError(f"give one of {', '.join(targets)}; got {' and '.join(given)}")
-        if self.keep is not None and not 0 < self.keep <= 1:
-            raise ValueError(f"--keep must be above 0 and at most 1; got {self.keep}")
-        if self.plan is not None and (given or self.joint or (self.layers, self.features) != ("all", "atoms")):
-            raise ValueError(
-                "--plan says what is kept: give it without --keep, --target-..., --layers, --features, --joint"
-            )
-        if self.joint and self.features != "atoms":
-            raise ValueError(f"--joint chooses counts of atoms only; got --features {self.features}")
-        for name, number in (("--target-speedup", self.target_speedup), ("--max-error", self.max_error)):
-            if number is not None and not 0 < number < math.inf:
-                raise ValueError(f"{name} must be a positive number; got {number}")
-        parse_layers(self.layers)
-
-    def make_plan(self, model: Any, batches: Any = None) -> hf.Plan:
-        if self.plan is not None:
-            plan = hf.Plan.load(self.plan)
-            plan.check(model)
-            return plan
-        return hf.plan(
-            model,
-            KEEP if (self.keep, self.target_size, self.target_speedup) == (None, None, None) else self.keep,
-            target_size=self.target_size,
-            target_speedup=self.target_speedup,
-            layers=self.layers,
-            features=self.features,
-            batches=batches,
-        )
+KEEP = 0.25  # if there is neither `keep` nor a target
 
 
 @quiet()
-def compress_folder(
-    model: str,
-    calibration: Path,
-    out: Path,
-    settings: Settings,
+def compress(
+    model: str | Path,
+    calibration: str | Path,
     *,
+    out: str | Path,
+    keep: float | None = None,
+    target_size: str | None = None,
+    target_speedup: float | None = None,
+    layers: str = "all",
+    features: str = "atoms",
+    plan: str | Path | None = None,
+    joint: bool = False,
+    refine: int = 120,
+    recover: int = 0,
+    max_error: float | None = None,
+    column: str | None = None,
+    max_length: int = 128,
+    seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Progress = lambda what, done, total: None,
 ) -> dict[str, Any]:
-    """Compress a model of a folder or of the hub into the new folder `out`; returns what report.json holds."""
+    """Compress the feed-forward blocks of a model into a new folder, with a report; what `snnk compress` does.
+
+    Args:
+        model: folder of a Hugging Face model, also of sentence-transformers, or its name on the hub.
+        calibration: unlabelled inputs: a file of texts (lines, .jsonl, .csv, .tsv, .parquet) or a folder of images.
+        out: new folder for the compressed model, plan.json, report.json, report.html and a model card.
+        keep, target_size, target_speedup, layers, features: of `snnk.hf.plan`. Default: keep=0.25.
+        plan: a plan.json, in place of these options.
+        joint: choose the numbers of atoms of all blocks together, from the calibration inputs.
+        refine, recover, max_error, seed: of `snnk.hf.compress_`.
+        column: column of the texts. Default: the first column of texts.
+        max_length: tokens per text at most.
+        say: called with lines for people.
+        progress: called with (step, blocks done, all blocks).
+
+    Returns:
+        The contents of report.json.
+
+    Example:
+        >>> import tempfile
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
+        >>> folder, words = Path(tempfile.mkdtemp()), {"[UNK]": 0, "one": 1, "two": 2}
+        >>> tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+        >>> tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder / "model")  # doctest: +ELLIPSIS
+        (...)
+        >>> sizes = dict(hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+        >>> BertModel(BertConfig(vocab_size=3, **sizes)).save_pretrained(folder / "model")
+        >>> _ = (folder / "texts.txt").write_text("one two one two\\n" * 40)
+        >>> report = compress(folder / "model", folder / "texts.txt", out=folder / "small", keep=0.5)
+        >>> report["report"]["blocks"][0]["num_features"]
+        8
+        >>> type(AutoModel.from_pretrained(folder / "small")).__name__
+        'BertModel'
+    """
+    settings = {
+        "keep": keep,
+        "target_size": target_size,
+        "target_speedup": target_speedup,
+        "layers": layers,
+        "features": features,
+        "plan": None if plan is None else str(plan),
+        "joint": joint,
+        "refine": refine,
+        "recover": recover,
+        "max_error": max_error,
+        "column": column,
+        "max_length": max_length,
+        "seed": seed,
+    }
+    _check(settings)
+    out, calibration = Path(out), Path(calibration)
     _io.check_out(out)
     if not calibration.exists():
         raise FileNotFoundError(f"no calibration file or folder {calibration}")
@@ -96,45 +112,71 @@ def compress_folder(
         _io.check_out(out)  # a run that held the lock may have made it
         for path in left:
             say(f"removed {path}, which a run that was killed had left")
-        return _compress_folder(model, calibration, out, settings, say, progress)
+        return _compress(str(model), calibration, out, settings, say, progress)
 
 
-def _compress_folder(
+def _check(settings: dict[str, Any]) -> None:
+    """Refuse options that contradict each other, before any work."""
+    targets = ("keep", "target_size", "target_speedup")
+    given = [name for name in targets if settings[name] is not None]
+    if len(given) > 1:
+        raise ValueError(f"give one of {', '.join(targets)}; got {' and '.join(given)}")
+    if settings["keep"] is not None and not 0 < settings["keep"] <= 1:
+        raise ValueError(f"keep must be above 0 and at most 1; got {settings['keep']}")
+    others = (settings["layers"], settings["features"]) != ("all", "atoms") or settings["joint"]
+    if settings["plan"] is not None and (given or others):
+        raise ValueError(
+            "a plan replaces keep, target_size, target_speedup, layers, features and joint; leave them out"
+        )
+    if settings["joint"] and settings["features"] != "atoms":
+        raise ValueError(f"joint chooses numbers of atoms only; got features {settings['features']!r}")
+    for name in ("target_speedup", "max_error"):
+        if settings[name] is not None:
+            _checks.positive(settings[name], name)
+    parse_layers(settings["layers"])
+
+
+def _plan(model: PreTrainedModel, settings: dict[str, Any], batches: Calibration | None = None) -> Plan:
+    if settings["plan"] is not None:
+        plan = Plan.load(settings["plan"])
+        plan.check(model)
+        return plan
+    options = {name: settings[name] for name in ("keep", "target_size", "target_speedup", "layers", "features")}
+    if options["target_size"] is None and options["target_speedup"] is None and options["keep"] is None:
+        options["keep"] = KEEP
+    return make_plan(model, batches=batches, **options)
+
+
+def _compress(
     model: str,
     calibration: Path,
     out: Path,
-    settings: Settings,
+    settings: dict[str, Any],
     say: Callable[[str], None],
-    progress: Callable[[str, int, int], None],
+    progress: Progress,
 ) -> dict[str, Any]:
     folder = find_folder(model)
     if out.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"--out {out} is inside the model's folder {folder}; name one outside")
-    inner = find_transformer(folder)
-    network, processor = load(folder / inner, say, sentences=(folder / "modules.json").is_file())
-    blocks = len(hf.find_ffns(network))
-    plan = settings.make_plan(network)  # fails on what is wrong with the model or the plan, before any data are read
-    length = min(settings.max_length, token_limit(network.config) or settings.max_length)
-    batches = load_calibration(calibration, processor, column=settings.column, max_length=length, seed=settings.seed)
+        raise ValueError(f"the output {out} is inside the model's folder {folder}; name a folder outside")
+    inner, sentences = find_transformer(folder), (folder / "modules.json").is_file()
+    network, processor = load(folder / inner, say, sentences=sentences)
+    blocks = len(find_ffns(network))
+    plan = _plan(network, settings)  # before any data are read, as the model or the plan may be refused
+    length = min(settings["max_length"], token_limit(network.config) or settings["max_length"])
+    batches = load_calibration(
+        calibration, processor, column=settings["column"], max_length=length, seed=settings["seed"]
+    )
     say(f"calibration: {batches}")
-    if type(network).__name__.endswith("ForMultipleChoice"):  # one choice a text, whose score is compared
+    if type(network).__name__.endswith("ForMultipleChoice"):  # one choice per text, whose score is compared
         batches[:] = [{name: x[:, None] for name, x in batch.items()} for batch in batches]
     compared = _compared(probe(network, batches[0]), folder)  # before any work
-    if settings.joint:
-        progress("choosing counts", 0, blocks)
-        plan = settings.make_plan(network, batches)
+    if settings["joint"]:
+        progress("choosing numbers of atoms", 0, blocks)
+        plan = _plan(network, settings, batches)
     say(str(plan))
     original = copy.deepcopy(network)
-    done = hf.compress_(
-        network,
-        plan,
-        batches,
-        refine=settings.refine,
-        max_error=settings.max_error,
-        recover=settings.recover,
-        seed=settings.seed,
-        progress=progress,
-    )
+    options = {name: settings[name] for name in ("refine", "max_error", "recover", "seed")}
+    done = compress_(network, plan, batches, progress=progress, original=original, **options)
     say(str(done))
     _check_finite(done.agreement)
     progress("measuring latency", blocks, blocks)
@@ -142,15 +184,15 @@ def _compress_folder(
         "format": pages.FORMAT,
         "base_model": model if not Path(model).exists() else folder.resolve().name,
         "model_class": type(network).__name__,
-        "sentence_transformers": (folder / "modules.json").is_file(),
+        "sentence_transformers": sentences,
         "blocks_in_all": blocks,
         "bytes": {"original": _bytes(original), "compressed": _bytes(network)},
         "latency": pages.latency(original, network, batches),
         "agreement": done.agreement,
         "compared": compared,
         "calibration": _described(batches),
-        "settings": asdict(settings),
-        "seed": settings.seed,
+        "settings": settings,
+        "seed": settings["seed"],
         "versions": environment(),
         "plan": plan.to_dict(),
         "report": {key: value for key, value in done.to_dict().items() if key != "agreement"},
@@ -159,11 +201,11 @@ def _compress_folder(
     return found
 
 
-def load(folder: Path, say: Callable[[str], None], sentences: bool = False) -> tuple[Any, Any]:
+def load(folder: Path, say: Callable[[str], None], sentences: bool = False) -> tuple[PreTrainedModel, Any]:
     """The model, with the head that its configuration names, and its tokenizer or image processor.
 
-    A tensor that the files lack would be compressed as it is drawn, and saved as if it were trained: it is refused. The
-    exception is the pooler of a folder of sentence-transformers (`sentences`), which is saved as zeros.
+    A tensor that the files lack is refused, as it would be drawn at random, compressed and saved as if it were trained.
+    The exception is the pooler of a folder of sentence-transformers (`sentences`), which is saved as zeros.
     """
     loaded = load_model(folder, zero_pooler=sentences)
     model = loaded.model
@@ -177,7 +219,7 @@ def load(folder: Path, say: Callable[[str], None], sentences: bool = False) -> t
 
 
 def _compared(outputs: Outputs, folder: Path) -> str:
-    """What the figures of agreement are of; for sentence vectors also how the folder itself pools them."""
+    """The outputs that agreement is measured on; for sentence vectors also how the folder itself pools them."""
     pooling = pooling_of(folder)
     if not outputs.pooled or not pooling:
         return outputs.compared
@@ -190,7 +232,9 @@ def _check_finite(agreement: dict[str, float]) -> None:
         raise ValueError(f"outputs are not finite: {', '.join(wrong)}; nothing was written, try the model in float32")
 
 
-def _write(network: Any, plan: hf.Plan, found: dict[str, Any], folder: Path, inner: PurePosixPath, out: Path) -> None:
+def _write(
+    network: PreTrainedModel, plan: Plan, found: dict[str, Any], folder: Path, inner: PurePosixPath, out: Path
+) -> None:
     with _io.new_folder(out) as temporary:
         card = copy_others(folder, inner, temporary)
         network.save_pretrained(temporary / inner)
@@ -200,7 +244,7 @@ def _write(network: Any, plan: hf.Plan, found: dict[str, Any], folder: Path, inn
         (temporary / "report.html").write_text(pages.html(found), encoding="utf-8")
 
 
-def _bytes(model: Any) -> int:
+def _bytes(model: PreTrainedModel) -> int:
     return sum(tensor.nbytes for tensor in stored(model).values())
 
 

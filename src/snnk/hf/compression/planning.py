@@ -1,11 +1,11 @@
-r"""What to replace each feed-forward block with, chosen for all of them together.
+r"""Plans: what each feed-forward block of a model becomes, decided for all blocks together.
 
-With inputs, one pass gathers for each block the sums of its hidden features phi and its inputs x against its outputs y,
-each token weighted by 1 / variance of the residual stream there and each coordinate by the scale of the LayerNorm
-behind: an error then counts as much as it changes what the next layer reads. From these sums follow, without another
-look at the data, the error of every number of atoms (they are nested), of a linear map, and of a constant. The plan
-takes for each block the choice of least error + mu parameters, with one price mu for all blocks that meets the budget,
-and spends what is left where it lessens the error most.
+Without inputs, every block keeps the same share. With inputs, one pass gathers for each block the sums of its hidden
+features phi and its inputs x against its outputs y. A token is weighted by 1 / variance of the residual stream there,
+and a coordinate by the scale of the LayerNorm behind, so that an error counts by how much it changes the input of the
+next layer. From these sums follows the error of every number of atoms (the choices are nested), of a linear map, and of
+a constant, without another pass. For each block, the plan takes the choice of least error + mu * parameters, with one
+price mu for all blocks that meets the budget, and spends the rest where it reduces the error most.
 """
 
 from __future__ import annotations
@@ -21,30 +21,33 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from snnk import _checks, _io
 from snnk.hf.architectures import FFN, choose_layers, find_ffns
 from snnk.hf.cost import stored
-from snnk.hf.models import check_batches, evaluating, in_memory, place
-from snnk.hf.record import Observation, observe, tokens_of
+from snnk.hf.models import Batch, check_batches, evaluating, in_memory, place
+from snnk.hf.record import Observation, flat, observe
 from snnk.hf.replace import cost_after
-from snnk.maps import ArcCosine, FeatureMap, ProjectedURF
+from snnk.maps import make_feature_map
 from snnk.ridge.atoms import choose_atoms
 from snnk.ridge.sums import RidgeStats
 
 FORMAT = "snnk.Plan/1"
 UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9}
-PENALTY = 1e-4  # of atoms while they are chosen, relative to the mean of the Gram matrix's diagonal
-STEPS = 48  # numbers of atoms that are weighed up for a block
-FEATURES = ("atoms", "relu", "cos")
+PENALTY = 1e-4  # while atoms are chosen, relative to the mean diagonal of the Gram matrix
+STEPS = 48  # numbers of atoms that are compared for a block
+RANDOM = ("random-relu", "random-fourier")  # names in FEATURE_MAPS
+FEATURES = ("atoms", *RANDOM)
 KEPT = "dense"  # the kind of a block that stays as it is
 KINDS = (*FEATURES, "linear", "drop", KEPT)
+OLD_KINDS = {"relu": "random-relu", "cos": "random-fourier"}  # in plan.json of version 0.1
 
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """One block: what it becomes, and numbers stored and multiply-adds for a token before and after."""
+    """One block: what it becomes, and its stored numbers and multiply-adds per token, before and after."""
 
     name: str
     kind: str
@@ -62,20 +65,32 @@ class BlockPlan:
         _checks.choose(self.kind, KINDS, f"kind of {self.name}")
         if self.kind in FEATURES:
             m = _checks.positive_int(self.num_features, f"num_features of {self.name}")
-            if self.kind == "cos":
+            if self.kind == "random-fourier":
                 _checks.even_features(m)
         elif self.num_features is not None:
             raise ValueError(f"{self.name} ({self.kind}) has no features to count; got {self.num_features!r}, not None")
         for name in ("width", "parameters_before", "multiply_adds_before", "parameters"):
             _checks.positive_int(getattr(self, name), f"{name} of {self.name}")
-        at_least_zero(self.multiply_adds, f"multiply_adds of {self.name}")  # a constant takes none
+        at_least_zero(self.multiply_adds, f"multiply_adds of {self.name}")  # a constant has none
         if self.predicted_error is not None:
             at_least_zero(self.predicted_error, f"predicted_error of {self.name}")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What `compress_` is to do with each block of a model; `save` and `load` keep it as JSON."""
+    """What each block of a model becomes in `compress_`; `save` and `load` write and read it as JSON.
+
+    Args:
+        model_type: of the model's configuration.
+        blocks: one `BlockPlan` per block that is part of the plan.
+
+    Example:
+        >>> block = BlockPlan("encoder.layer.0", "atoms", 8, 32, 1072, 280, 1024, 256)
+        >>> print(Plan("bert", (block,)))  # doctest: +ELLIPSIS
+        block                 becomes                     parameters           multiply-adds   predicted error
+        encoder.layer.0       8 atoms                   1,072 -> 280            1,024 -> 256...
+        in all 1,072 -> 280 parameters, 0.261
+    """
 
     model_type: str
     blocks: tuple[BlockPlan, ...]
@@ -90,7 +105,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Plan:
-        """The plan that `to_dict` gave; a ValueError or TypeError says what is wrong with another."""
+        """The plan that `to_dict` gave, also of version 0.1; a ValueError or TypeError for anything else."""
         found = stored.get("format") if isinstance(stored, Mapping) else type(stored).__name__
         if found != FORMAT:
             raise ValueError(f"a plan has the format {FORMAT!r}; got {found!r}")
@@ -100,7 +115,7 @@ class Plan:
         for block in blocks:
             if not isinstance(block, Mapping) or set(block) != keys:
                 raise ValueError(f"a block of a plan has the keys {', '.join(sorted(keys))}; got {str(block)[:500]}")
-        return cls(kind, tuple(BlockPlan(**block) for block in blocks))
+        return cls(kind, tuple(BlockPlan(**{**b, "kind": OLD_KINDS.get(str(b["kind"]), b["kind"])}) for b in blocks))
 
     def save(self, path: str | Path) -> None:
         _io.write_json(path, self.to_dict())
@@ -112,8 +127,8 @@ class Plan:
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path} is no plan of snnk: {error}") from error
 
-    def check(self, model: Any) -> list[FFN]:
-        """The blocks of the model that the plan is for, their weights in memory, or a ValueError."""
+    def check(self, model: PreTrainedModel) -> list[FFN]:
+        """The planned blocks of a model; a ValueError if it is another model, or its weights are not in memory."""
         ffns = find_ffns(model)
         found = {ffn.name: (ffn.width, ffn.num_parameters) for ffn in ffns}
         wanted = {block.name: (block.width, block.parameters_before) for block in self.blocks}
@@ -144,29 +159,28 @@ class Plan:
 
 
 def plan(
-    model: Any,
+    model: PreTrainedModel,
     keep: float | None = None,
     *,
     target_size: str | float | None = None,
     target_speedup: float | None = None,
     layers: str | Iterable[int] = "all",
     features: str = "atoms",
-    batches: Iterable[Mapping[str, Tensor]] | None = None,
+    batches: Iterable[Batch] | None = None,
 ) -> Plan:
-    """Decide what the feed-forward blocks of a model become.
+    """Decide what the feed-forward blocks of a model become. Give one of keep, target_size and target_speedup.
 
     Args:
         model: a transformers model with any head.
-        keep: the part of these blocks' features to keep, above 0 to 1, which but for biases is that of their
-            parameters; for random features in a gated block, and with batches, that of parameters. Or one of:
-        target_size: of the whole model in memory, "200MB" or a number of bytes, at most.
-        target_speedup: how many times fewer multiply-adds a token is to take in the model's linear layers, at least;
-            what attention does between tokens is not counted.
+        keep: the part of the parameters of these blocks that stays, above 0 and at most 1. Without batches, every block
+            keeps this part of its neurons, and so, apart from biases, of its parameters.
+        target_size: size of the whole model in memory at most, such as "200MB" or a number of bytes.
+        target_speedup: factor by which the multiply-adds per token of all linear layers fall at least. The products of
+            attention between tokens are not counted.
         layers: "all", "top-6" (the last six), "3,4,5", or a list of numbers.
-        features: "atoms", neurons of the block itself; or random features, "relu" or "cos".
-        batches: typical inputs of the model. Without them every block keeps the same share; with them (atoms only, and
-            at least two tokens for each neuron of a block), counts are chosen jointly, and a block may also become
-            linear, a constant, or stay.
+        features: "atoms", neurons kept from the model itself; or random features, "random-relu" or "random-fourier".
+        batches: typical inputs of the model, at least two tokens per neuron of a block, for atoms only. The numbers of
+            atoms are then chosen for all blocks together, and a block may also become linear, a constant, or stay.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -178,20 +192,20 @@ def plan(
     ffns = choose_layers(find_ffns(model), layers)
     replaced = [ffn.name for ffn in ffns if ffn.kind not in (KEPT, "atoms")]
     if replaced:
-        raise ValueError(f"{', '.join(replaced)} were replaced already; start from the original model")
+        raise ValueError(f"{', '.join(replaced)} were replaced before; start from the original model")
     budget, unit = _budget(model, ffns, keep, target_size, target_speedup)
     if batches is None:
         share = budget / sum(getattr(ffn.cost, unit) for ffn in ffns)
         same = [_share(ffn, features, share, unit, target=keep is None) for ffn in ffns]
         return Plan(model.config.model_type, tuple(same))
     if features != "atoms":
-        raise ValueError(f"counts are chosen jointly for atoms only; got features={features!r} with batches")
+        raise ValueError(f"numbers are chosen jointly for atoms only; got features={features!r} with batches")
     options = [_options(ffn, stats) for ffn, stats in sums(in_memory(ffns), model, batches)]
     return Plan(model.config.model_type, tuple(_allocate(options, budget, unit)))
 
 
 def enough(tokens: int, most: int) -> None:
-    """Refuse fewer than two tokens a feature: such a fit, and its error, mean nothing."""
+    """Refuse fewer than two tokens per feature, as neither such a fit nor its error is meaningful."""
     if tokens < 2 * most:
         raise ValueError(
             f"{tokens} tokens are too few to fit {most} features; give at least {2 * most}, better {10 * most}"
@@ -199,7 +213,7 @@ def enough(tokens: int, most: int) -> None:
 
 
 def importance(ffn: FFN, stream: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights of tokens (n,) and scales of outputs (out,) by which an error changes what the next layer reads."""
+    """Weights of tokens (n,) and of outputs (out,): how much an error changes the input of the next layer."""
     spread = stream.float().var(-1, correction=0)
     rows = 1 / spread.clamp_min(1e-6 * float(spread.mean()) + 1e-30)
     norm = getattr(ffn.norm, "weight", None)
@@ -207,15 +221,14 @@ def importance(ffn: FFN, stream: Tensor) -> tuple[Tensor, Tensor]:
     return rows, columns if ffn.scale is None else columns * ffn.scale.detach().abs().float()
 
 
-def sums(ffns: list[FFN], model: Any, batches: Iterable[Mapping[str, Tensor]]) -> Iterator[tuple[FFN, RidgeStats]]:
-    """For each block: (phi, x) against outputs, weighted by importance; one pass over the batches."""
+def sums(ffns: list[FFN], model: PreTrainedModel, batches: Iterable[Batch]) -> Iterator[tuple[FFN, RidgeStats]]:
+    """For each block the sums of (phi, x) against its outputs, weighted by importance, in one pass over the batches."""
     found = {
         ffn.name: RidgeStats(ffn.width + ffn.in_features, ffn.out_features, block_dtype=torch.float32) for ffn in ffns
     }
 
     def add(ffn: FFN, seen: Observation) -> None:
-        mask = tokens_of(batch, seen.inputs.shape[:-1])
-        x, y, stream = (t.flatten(0, -2)[mask] for t in (seen.inputs, seen.outputs, seen.sum))
+        x, y, stream = (flat(tensor, batch) for tensor in (seen.inputs, seen.outputs, seen.sum))
         phi = torch.cat([ffn.hidden(x), x], 1)
         found[ffn.name].update(phi.cpu(), y.float().cpu(), importance(ffn, stream)[0].cpu())
 
@@ -224,13 +237,13 @@ def sums(ffns: list[FFN], model: Any, batches: Iterable[Mapping[str, Tensor]]) -
             model(**place(batch, model))
     rows = int(next(iter(found.values())).rows.sum())
     if not rows:
-        raise ValueError("there were no batches to calibrate with")
+        raise ValueError("there are no batches to calibrate with; give at least one")
     enough(rows, max(max(ffn.width, ffn.in_features) for ffn in ffns))
     yield from ((ffn, found[ffn.name]) for ffn in ffns)
 
 
 def _options(ffn: FFN, stats: RidgeStats) -> list[tuple[BlockPlan, float]]:
-    """What the block may become, with the damage of each: weighted squared error for a unit of token weight."""
+    """The choices for a block, each with its damage: weighted squared error per unit of token weight."""
     gram, cross, power = stats.centred()
     scale, weight = importance(ffn, torch.ones(1, ffn.out_features))[1].double().cpu(), float(stats.sums[0, 0, 0])
     w, total = ffn.width, max(float((power * scale.square()).sum()), 1e-30)
@@ -246,9 +259,10 @@ def _options(ffn: FFN, stats: RidgeStats) -> list[tuple[BlockPlan, float]]:
 
 
 def _allocate(options: list[list[tuple[BlockPlan, float]]], budget: float, unit: str) -> list[BlockPlan]:
-    """For each block the option of least damage + price * unit, at the least price that meets the budget.
+    """For each block the option of least damage + price * cost, at the lowest price that meets the budget.
 
-    Between two prices a block may jump by much: what is left is then spent by damage saved for each unit.
+    Between two prices a block may jump by a lot. The rest of the budget then goes to the options that save most damage
+    per unit of cost.
     """
     cost = attrgetter(unit)
 
@@ -262,7 +276,7 @@ def _allocate(options: list[list[tuple[BlockPlan, float]]], budget: float, unit:
     least = spent(choose(high))
     if least > budget:
         what = unit.replace("_", "-")
-        raise ValueError(f"even with constants for blocks {least:,} {what} are left; the budget is {budget:,.0f}")
+        raise ValueError(f"the budget is {budget:,.0f} {what}, and constants in place of all blocks have {least:,}")
     for _ in range(100):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if spent(choose(middle)) > budget else (low, middle)
@@ -282,7 +296,7 @@ def _allocate(options: list[list[tuple[BlockPlan, float]]], budget: float, unit:
 
 
 def _share(ffn: FFN, features: str, share: float, unit: str, target: bool) -> BlockPlan:
-    """A share of the block's features; of its `unit`, never more, for a target and where features cost otherwise."""
+    """The block with a share of its neurons, or, for a target and random features in gated blocks, of its `unit`."""
     if not target and not (ffn.gated and features != "atoms"):
         count = max(2, int(share * ffn.width) // 2 * 2)
         return _option(ffn, features, count) if count < ffn.width else _option(ffn, KEPT, None)
@@ -293,36 +307,29 @@ def _share(ffn: FFN, features: str, share: float, unit: str, target: bool) -> Bl
     count = 2 + int((allowed - two) // (four - two)) * 2  # what features cost is linear in their number
     if count < 2 and target:
         raise ValueError(
-            f"the target cannot be reached with equal shares: {ffn.name} may take {allowed:,.0f} "
-            f"{unit.replace('_', '-')}, and 2 {features} take {two:,}. "
+            f"the target cannot be reached with equal shares: {ffn.name} may have {allowed:,.0f} "
+            f"{unit.replace('_', '-')}, and 2 {features} have {two:,}. "
             "Choose an easier target, or give batches, with which blocks may become constants"
         )
     return _option(ffn, features, max(2, count))
 
 
 def _most(ffn: FFN, kind: str) -> int:
-    """Features that a block may have: its neurons, or so many random ones that their matrix is as large as it is."""
+    """The largest number of features: the block's neurons, or random features with a matrix as large as the block."""
     return ffn.width if kind == "atoms" else ffn.num_parameters // ffn.out_features
 
 
 def _option(ffn: FFN, kind: str, count: int | None, error: float | None = None) -> BlockPlan:
     before = after = ffn.cost
     if kind != KEPT:
-        random = make_map(ffn, kind, count, device="meta") if kind in FEATURES[1:] and count else None
+        random = make_feature_map(kind, ffn.in_features, count, device="meta") if kind in RANDOM and count else None
         after = cost_after(ffn, kind, count) if random is None else cost_after(ffn, random)
     sizes = before.parameters, after.parameters, before.multiply_adds, after.multiply_adds
     return BlockPlan(ffn.name, kind, count, ffn.width, *sizes, error)
 
 
-def make_map(ffn: FFN, kind: str, count: int, *, seed: int = 0, device: Any = None) -> FeatureMap:
-    """Random features of a block's inputs, "relu" or "cos", for a fitted matrix behind them."""
-    if kind == "relu":
-        return ArcCosine(ffn.in_features, count, augment=True, seed=seed, device=device)
-    return ProjectedURF(ffn.in_features, count, "gelu", on_error="ignore", seed=seed, device=device)
-
-
-def _budget(model: Any, ffns: list[FFN], keep: Any, size: Any, speedup: Any) -> tuple[float, str]:
-    """What the blocks may take, and the attribute of a block plan that says it."""
+def _budget(model: PreTrainedModel, ffns: list[FFN], keep: Any, size: Any, speedup: Any) -> tuple[float, str]:
+    """The cost that the blocks may have, and the attribute of `Cost` and `BlockPlan` in which it is counted."""
     if sum(x is not None for x in (keep, size, speedup)) != 1:
         raise ValueError(f"give one of keep, target_size, target_speedup; got {keep!r}, {size!r}, {speedup!r}")
     here = sum(ffn.num_parameters for ffn in ffns)
@@ -343,7 +350,7 @@ def _budget(model: Any, ffns: list[FFN], keep: Any, size: Any, speedup: Any) -> 
     blocks = sum(ffn.multiply_adds for ffn in ffns)
     most = work / max(work - blocks, 1)
     if not _is_number(speedup) or not 1 <= speedup < most:
-        raise ValueError(f"target_speedup must be from 1 to {most:.2f}, all that these blocks take; got {speedup!r}")
+        raise ValueError(f"target_speedup must be from 1 to {most:.2f}, as without these blocks; got {speedup!r}")
     return work / float(speedup) - (work - blocks), "multiply_adds"
 
 
@@ -358,7 +365,7 @@ def _bytes(size: Any) -> float:
 
 
 def _is_number(value: Any) -> bool:
-    """Also of numpy, but no bool."""
+    """Whether a value is a number, of numpy too, and no bool."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
