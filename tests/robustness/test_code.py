@@ -149,7 +149,7 @@ def test_every_call_says_that_code_is_not_trusted():
             if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") not in LOADERS:
                 continue
             owner = ast.unparse(node.func.value)
-            if owner in ("super()", "PeftModel", "cls"):  # PEFT and feature maps read configurations and tensors, no code
+            if owner in ("super()", "PeftModel", "cls"):  # PEFT and feature maps read tensors and settings, no code
                 continue
             found += 1
             said = "trust_remote_code=False" in ast.unparse(node) or "'trust_remote_code': False" in ast.unparse(node)
