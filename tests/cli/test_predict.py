@@ -25,3 +25,10 @@ def test_an_output_that_exists_is_kept(run, model, tmp_path):
     (tmp_path / "p.csv").write_text("mine")
     code, _, err = run("predict", model, tmp_path / "t.csv", "--out", tmp_path / "p.csv")
     assert code == 2 and "exists already" in err and (tmp_path / "p.csv").read_text() == "mine"
+
+
+def test_the_score_is_shown_if_the_table_has_the_target(run, model, tmp_path):
+    code, out, _ = run("predict", model, tmp_path / "t.csv", "--out", tmp_path / "p.csv")
+    header, *found = (tmp_path / "p.csv").read_text().split()
+    right = sum(int(value) == i % 3 for i, value in enumerate(found))
+    assert code == 0 and header == "predicted_y" and f"60 predictions, accuracy {right / 60:.4f}" in out

@@ -1,4 +1,4 @@
-"""`snnk fit` is killed at each of its file events in turn; the next run must give what an undisturbed one gives."""
+"""`snnk fit` is killed at each of its file events in turn; the next run must give the result of an undisturbed one."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ import torch
 
 from snnk.tabular import TableModel
 
-# One interpreter that imports everything and computes nothing, so that it has one thread, and forks a process per run.
+# One interpreter imports everything and forks one process per run; it computes nothing, so that it has one thread.
 SERVER = """
 import os, signal, sys
 import pyarrow.parquet, pyarrow.compute, pyarrow.dataset, safetensors.torch, torch
@@ -26,7 +26,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def run(out, kill_at):
-    # 9: killed at event `kill_at` in `out`; 0: finished; 3: refused, as there is a model
+    # -9: killed at event `kill_at` in `out`; 0: finished; 3: refused, because there is a model
     pid = os.fork()
     if pid:
         status = os.waitpid(pid, 0)[1]
@@ -39,7 +39,7 @@ def run(out, kill_at):
             return
         inside = True
         path = os.fspath(args[0]) if isinstance(args[0], (str, os.PathLike)) else ""
-        if path.startswith(out) or (path and not path.startswith("/")):  # rmtree names files inside of a folder
+        if path.startswith(out) or (path and not path.startswith("/")):  # rmtree names files relative to a folder
             count += 1
             if count == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -94,7 +94,7 @@ def test_killed_at_every_file_event(tmp_path):
     assert len(killed) > 25 and {*runs["calm"]} == {0}, done.stderr
     calm = TableModel.load(folder / "calm")
     for name, codes in runs.items():
-        # the last run finishes, or finds that the model was there when the one before was killed
+        # The last run finishes, or finds the model of the run before, which was killed after it had written it.
         assert codes[-1] in (0, 3) and all(code in (-9, 0, 3) for code in codes), (name, codes)
         assert sorted(path.name for path in (folder / name).iterdir()) == [
             "model.json",

@@ -1,4 +1,4 @@
-"""Hostile tables: each is fitted to the right result, or refused with a message that names what is wrong and where."""
+"""Hostile tables: each is fitted correctly, or refused with a message that names the fault and its place."""
 
 import decimal
 import os
@@ -46,7 +46,7 @@ def raw(content, name="t.csv"):
 
 
 def files(**contents):
-    """A folder of CSV files; the name a is the file a.csv."""
+    """Write a folder of CSV files; the keyword `a` becomes the file a.csv."""
 
     def write(folder):
         for name, content in contents.items():
@@ -131,7 +131,7 @@ def regression(r2=0.999, rows=ROWS):
 
 
 def texts(count):
-    """A column with one cell that is no number is one of texts."""
+    """Check that a column with one cell that is no number is read as texts."""
 
     def check(report, score, model):
         (column,) = (c for c in (*model.columns.inputs, model.columns.target) if c.categories is not None)
@@ -403,7 +403,7 @@ TYPES = {
     "list": [[1.0]] * ROWS,
     "struct": [{"a": 1}] * ROWS,
     "binary": [b"1"] * ROWS,
-    "string": ["one"] * ROWS,  # of which the column of texts has none, and that of numbers cannot make a number
+    "string": ["one"] * ROWS,  # new to the column of texts, and no number for the other
 }
 
 
@@ -430,7 +430,7 @@ def test_another_type_where_a_number_or_a_text_was(model, column, kind, tmp_path
 
 @pytest.mark.parametrize("value", [1e45, -1e300, BIG, 2e8])
 def test_a_prediction_is_never_nan(model, value, tmp_path):
-    """A finite number too far away is refused by its column and row, or left out like an infinite one."""
+    """An input too far from the training data is refused by column and row, or dropped like an infinite one."""
     far = X.copy()
     far[41] = value
     pq.write_table(pa.table({"x": far, "k": ["a", "b"] * 30}), tmp_path / "t.parquet")
@@ -442,7 +442,7 @@ def test_a_prediction_is_never_nan(model, value, tmp_path):
 
 
 def test_predictions_hold_no_formula(tmp_path):
-    """Names from a table begin with an apostrophe where a spreadsheet would run them; numbers stay numbers."""
+    """A name that a spreadsheet would run as a formula begins with an apostrophe; numbers stay numbers."""
     names = ["=1+1", "+cmd|' /C calc'!A0", "-2", "@SUM(A1)", "\tx", "-x", "3.5e-7", "plain;=1+1", "a"]
     kinds = np.arange(ROWS) % len(names)
     pq.write_table(pa.table({"x": kinds.astype(float), "y": [names[k] for k in kinds]}), tmp_path / "t.parquet")

@@ -2,7 +2,6 @@
 
 import json
 import time
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -16,25 +15,6 @@ from snnk.tabular import FitConfig, TableModel, fit
 from snnk.tabular.source import Table
 
 from helpers.tables import CONFIG, make_table, predictions
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"feature_map": "random-rleu"}, "unknown feature map 'random-rleu'; did you mean 'random-relu'"),
-        ({"num_features": 63}, "num_features must be even"),
-        ({"num_features": 0}, "num_features must be a positive integer"),
-        ({"bandwidth": 0.0}, "bandwidth must be a positive number"),
-        ({"task": "ranking"}, "unknown task 'ranking'"),
-        ({"missing": "zero"}, "unknown policy for missing values 'zero'"),
-        ({"lam": "best"}, "lam must be 'gcv' or a number >= 0; got 'best'"),
-        ({"lam": -1.0}, "lam must be 'gcv' or a number >= 0; got -1.0"),
-        ({"block_dtype": "float16"}, "unknown block_dtype 'float16'"),
-    ],
-)
-def test_bad_configurations(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        FitConfig("y", **wrong)
 
 
 def test_prediction_tables(parquet, tmp_path):
@@ -66,22 +46,19 @@ def test_a_table_without_rows_has_no_predictions(parquet, tmp_path):
     assert found == (0, {}, {}) and (tmp_path / "p.csv").read_text().split() == ["predicted_y"]
 
 
-def test_predict_command(parquet, tmp_path, capsys):
-    from snnk.cli import main
-
+def test_a_prediction_per_line(parquet, tmp_path):
     fit(parquet, tmp_path / "m", CONFIG)
-    for expected in (0, 2):  # the second time the file is there
-        with pytest.raises(SystemExit) as stop:
-            main(["predict", str(tmp_path / "m"), str(parquet), "--out", str(tmp_path / "p.csv")])
-        assert stop.value.code == expected
-    out, err = capsys.readouterr()
+    model = TableModel.load(tmp_path / "m")
+    found = model.write_predictions(parquet, tmp_path / "p.csv")
     lines = (tmp_path / "p.csv").read_text().split()
-    y, found = make_table()["y"].to_numpy(), np.array([float(v) for v in lines[1:]])
-    assert lines[0] == "predicted_y" and f"R2 {1 - np.square(found - y).mean() / y.var():.4f}" in out
-    assert "exists already" in err
+    y, written = make_table()["y"].to_numpy(), np.array([float(v) for v in lines[1:]])
+    assert lines[0] == "predicted_y" and found.rows == 3000 and found.unseen == {}
+    assert found.score["R2"] == pytest.approx(1 - np.square(written - y).mean() / y.var(), rel=1e-9)
     pq.write_table(make_table().drop_columns(["x1", "y"]), tmp_path / "less.parquet")
     with pytest.raises(ValueError, match="no column 'x1'"):
-        TableModel.load(tmp_path / "m").write_predictions(tmp_path / "less.parquet", tmp_path / "q.csv")
+        model.write_predictions(tmp_path / "less.parquet", tmp_path / "q.csv")
+    with pytest.raises(ValueError, match="unknown policy for missing values 'zero'"):
+        model.write_predictions(parquet, tmp_path / "q.csv", missing="zero")
     assert not (tmp_path / "q.csv").exists()
 
 
@@ -117,20 +94,6 @@ def test_a_model_is_never_overwritten_and_loads_strictly(parquet, tmp_path):
         TableModel.load(out)
     with pytest.raises(ValueError, match="holds no model of snnk fit"):
         TableModel.load(tmp_path)
-
-
-@pytest.mark.parametrize(("word", "old"), [("random-fourier", "fourier"), ("random-relu", "relu")])
-def test_words_of_version_0_1_load(word, old, parquet, tmp_path):
-    fit(parquet, tmp_path / "m", replace(CONFIG, feature_map=word))
-    path = tmp_path / "m" / "model.json"
-    stored, expected = json.loads(path.read_text()), predictions(tmp_path / "m", parquet)
-    assert stored["config"]["feature_map"] == word
-    stored["config"]["feature_map"] = old
-    path.write_text(json.dumps(stored))
-    assert TableModel.load(tmp_path / "m").config.feature_map == word
-    np.testing.assert_array_equal(predictions(tmp_path / "m", parquet), expected)
-    with pytest.raises(ValueError, match=f"unknown feature map {old!r}; did you mean {word!r}"):
-        FitConfig("y", feature_map=old)
 
 
 def leaves(value, path=()):
@@ -200,10 +163,8 @@ def test_damaged_weights_are_named(change, parquet, tmp_path):
         TableModel.load(out)
 
 
-def test_sizes_are_compared_before_anything_is_drawn(parquet, tmp_path, capsys):
-    """Loading fails at once; drawing the features would take much longer."""
-    from snnk.cli import main
-
+def test_sizes_are_compared_before_anything_is_drawn(parquet, tmp_path, run):
+    """Both fail at once; drawing the features would take much longer."""
     out = tmp_path / "m"
     fit(parquet, out, CONFIG)
     stored = json.loads((out / "model.json").read_text())
@@ -212,9 +173,10 @@ def test_sizes_are_compared_before_anything_is_drawn(parquet, tmp_path, capsys):
     began = time.process_time()
     with pytest.raises(ValueError, match=r"model.safetensors does not fit model.json: weight"):
         TableModel.load(out)
-    for many in (10**9, 10**12, 10**30):
-        with pytest.raises(SystemExit):
-            main(["fit", str(parquet), "--target", "y", "--features", str(many), "--out", str(tmp_path / "many")])
-    err = capsys.readouterr().err
-    assert err.count("\n") == 3 and "sums of 1000000000 features need 8,000,000,032 GB" in err
+    errors = [
+        run("fit", parquet, "--target", "y", "--features", many, "--out", tmp_path / "many")[2]
+        for many in (10**9, 10**12, 10**30)
+    ]
+    assert "sums of 1000000000 features need 8,000,000,032 GB" in errors[0]
+    assert [error.count("\n") for error in errors] == [1, 1, 1]
     assert time.process_time() - began < 3 and not (tmp_path / "many").exists()

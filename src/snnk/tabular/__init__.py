@@ -4,7 +4,8 @@ fit("train.parquet", "model", FitConfig(target="price"))                        
 TableModel.load("model").write_predictions("test.parquet", "predictions.csv")          # snnk predict
 """
 
-from snnk.tabular.model import FitConfig, TableModel
+from snnk.tabular.config import FitConfig
+from snnk.tabular.model import TableModel
 from snnk.tabular.stream import fit
 
 __all__ = ["FitConfig", "TableModel", "fit"]

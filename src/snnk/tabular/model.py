@@ -8,7 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from snnk import _checks, _io
-from snnk.maps import FEATURE_MAPS, FeatureMap
-from snnk.ridge.sums import BLOCK_DTYPES
+from snnk.maps import FeatureMap
 from snnk.tabular.columns import MISSING, Column, Columns, read_column
-from snnk.tabular.scaling import LARGEST, Array, standardise
-from snnk.tabular.scan import TASKS
+from snnk.tabular.config import FitConfig
+from snnk.tabular.scaling import Array, standardise
 from snnk.tabular.source import Source, Table
 
 if TYPE_CHECKING:
@@ -32,96 +31,6 @@ FARTHEST = 1e150  # in units of the target; the squares of larger numbers overfl
 # A cell that begins like this is a formula to a spreadsheet (OWASP, "CSV Injection"), unless it is a plain number.
 FORMULA, NUMBER = re.compile(r"[=+\-@\t\r\n]"), re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 ROWS = 2048  # number of rows whose features are held at once, few enough for memory that the allocator keeps
-
-
-RANDOM_MAPS = ("random-fourier", "random-relu")
-OLD_WORDS = {"random-fourier": "fourier", "random-relu": "relu"}  # in the files of version 0.1
-
-
-def make_random_map(
-    name: str, in_features: int, num_features: int, *, bandwidth: float, x_norm: float, seed: int
-) -> FeatureMap:
-    """Draw random features for inputs of a typical norm; only "random-fourier" has a bandwidth."""
-    make = FEATURE_MAPS[_checks.choose(name, RANDOM_MAPS, "feature map")]
-    options = {"bandwidth": bandwidth, "x_norm": x_norm} if name == "random-fourier" else {}
-    return make(in_features, num_features, seed=seed, **options)
-
-
-@dataclass(frozen=True)
-class FitConfig:
-    """What to fit.
-
-    Args:
-        target: name of the target column.
-        num_features: number m of random features; even for "random-fourier".
-        feature_map: "random-fourier" (cos and sin) or "random-relu".
-        bandwidth: standard deviation of the angles of "random-fourier"; a larger one fits finer detail.
-        lam: the penalty of the ridge regression, or "gcv" to choose it by generalised cross-validation.
-        task: "regression", "classification", or "auto", by the type and the values of the target.
-        missing: the policy for missing values: "raise", "drop" (the row) or "mean".
-        drop: names of columns to leave out.
-        block_dtype: "float32" or "float64", for features and their products within a block; sums are always float64.
-        seed: seed of the random features.
-
-    Example:
-        >>> FitConfig("price", num_features=1024, drop=("id",)).lam
-        'gcv'
-    """
-
-    target: str
-    num_features: int = 4096
-    feature_map: str = "random-fourier"
-    bandwidth: float = 1.0
-    lam: float | str = "gcv"
-    task: str = "auto"
-    missing: str = "raise"
-    drop: tuple[str, ...] = ()
-    block_dtype: str = "float32"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.target, str):
-            raise TypeError(f"target must be the name of a column; got {self.target!r}")
-        if not isinstance(self.drop, tuple) or not all(isinstance(name, str) for name in self.drop):
-            raise TypeError(f"drop must be a tuple of names of columns; got {self.drop!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise TypeError(f"seed must be an integer; got {self.seed!r}")
-        _checks.choose(self.feature_map, RANDOM_MAPS, "feature map")
-        m = _checks.positive_int(self.num_features, "num_features")
-        object.__setattr__(self, "num_features", m)  # JSON has no numpy integers
-        if self.feature_map == "random-fourier" and m % 2:
-            raise ValueError(f"num_features must be even for 'random-fourier', cos and sin come in pairs; got {m}")
-        _checks.positive(self.bandwidth, "bandwidth")
-        _checks.choose(self.task, TASKS, "task")
-        _checks.choose(self.missing, MISSING, "policy for missing values")
-        _checks.choose(self.block_dtype, BLOCK_DTYPES, "block_dtype")
-        lam = None if isinstance(self.lam, bool) else self.lam
-        if lam != "gcv" and not (isinstance(lam, int | float) and 0 <= lam <= LARGEST):
-            raise ValueError(f"lam must be 'gcv' or a number >= 0; got {self.lam!r}")
-
-    @classmethod
-    def from_dict(cls, stored: Any) -> FitConfig:
-        """A configuration from a file, which must have every setting and no other key; words of version 0.1 load."""
-        known = {f.name for f in fields(cls)}
-        if not isinstance(stored, dict) or set(stored) != known:
-            raise ValueError(f"settings must be {', '.join(sorted(known))}; got others")
-        if not isinstance(stored["drop"], list):
-            raise TypeError(f"drop must be a list; got {stored['drop']!r}")
-        feature_map = next(
-            (new for new, old in OLD_WORDS.items() if old == stored["feature_map"]), stored["feature_map"]
-        )
-        return cls(**{**stored, "drop": tuple(stored["drop"]), "feature_map": feature_map})
-
-    def make_map(self, columns: Columns) -> FeatureMap:
-        """Draw the feature map for the inputs of some columns."""
-        return make_random_map(
-            self.feature_map,
-            columns.width,
-            self.num_features,
-            bandwidth=self.bandwidth,
-            x_norm=math.sqrt(len(columns.inputs)),  # numbers have mean square 1, and one-hot categories length 1
-            seed=self.seed,
-        )
 
 
 class PredictionSummary(NamedTuple):

@@ -28,7 +28,8 @@ from snnk.maps import FeatureMap
 from snnk.ridge.sums import BLOCK_DTYPES, RidgeStats
 from snnk.tabular.checkpoint import Checkpoint
 from snnk.tabular.columns import Columns
-from snnk.tabular.model import OLD_WORDS, ROWS, FitConfig, TableModel
+from snnk.tabular.config import OLD_WORDS, FitConfig
+from snnk.tabular.model import ROWS, TableModel
 from snnk.tabular.scan import Scan
 from snnk.tabular.source import Source, Table
 from snnk.tabular.workers import Workers
