@@ -40,6 +40,7 @@ CORE = {
 PUBLIC = {
     "snnk": {*CORE, "SNNKLinear", "SNNKAdapter", "Bundled", "bundle", "error_bound", "RidgeStats", "__version__"},
     "snnk.tabular": {"fit", "FitConfig", "TableModel"},
+    "snnk.sklearn": {"SNNKFeatures", "SNNKRegressor", "SNNKClassifier"},
     "snnk.peft": {"SNNKConfig", "fit_directions_", "to_lora"},
     "snnk.finetune": {"finetune", "FinetuneConfig", "load", "METHODS"},
 }

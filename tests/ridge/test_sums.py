@@ -566,7 +566,7 @@ def sums(*shape, dtype=torch.float64):
     [
         ({"sums": sums(1, 4, 4)}, GOOD, r"with tensors shift, sums; got .* with \['sums'\]"),
         ({"sums": sums(1, 4, 4), "shift": sums(3), "extra": sums(1)}, GOOD, r"with \['extra', 'shift', 'sums'\]"),
-        ({"sums": sums(1, 4, 4), "shift": sums(4)}, GOOD, r"do not fit together; got .*\[4\]"),
+        ({"sums": sums(1, 4, 4), "shift": sums(4)}, GOOD, r"do not fit together; got .*\(4,\)"),
         ({"sums": sums(1, 4, 3), "shift": sums(2)}, GOOD, "do not fit together"),
         ({"sums": sums(4, 4), "shift": sums(3)}, GOOD, "do not fit together"),
         ({"sums": sums(0, 4, 4), "shift": sums(3)}, GOOD, "do not fit together"),
