@@ -233,7 +233,7 @@ def test_bad_calls(ids):
     model = classifier(3)
     with pytest.raises(ValueError, match=r"every batch needs 'labels'.*got input_ids"):
         fit_classifier_(model, [{"input_ids": ids}])
-    with pytest.raises(ValueError, match="at least 2 labelled rows; the batches had 0"):
+    with pytest.raises(ValueError, match="at least 2 labelled rows; the batches have 0"):
         fit_classifier_(model, [])
     with pytest.raises(ValueError, match=r"classes 0 to 2; got 7. Set num_labels"):
         fit_classifier_(model, batches(ids, torch.full((N,), 7)))
@@ -248,7 +248,7 @@ def test_bad_calls(ids):
     with pytest.raises(ValueError, match="num_labels = 2 outputs outside its base model; found none"):
         fit_classifier_(make("bert"), batches(ids, classes(ids, 2)))
     both = make("roberta", hf.AutoModelForSequenceClassification, num_labels=16)  # as many as hidden features
-    with pytest.raises(ValueError, match=r"found classifier.dense, classifier.out_proj. Name it: classifier="):
+    with pytest.raises(ValueError, match=r"found classifier.dense, classifier.out_proj. Give its name as classifier="):
         fit_classifier_(both, batches(ids, classes(ids, 16)))
     assert fit_classifier_(both, batches(ids, classes(ids, 16)), classifier="classifier.out_proj").rows == N
     with pytest.raises(ValueError, match=r"classifier 'nothing' of Roberta.* must be an nn.Linear; got None"):

@@ -209,7 +209,7 @@ def test_the_sizes_of_bert_base(labels, figures):
     assert report.replaced == 768 * 512 + 769 * labels
     assert report.frozen > 256 * 768
     assert all(figure in str(report) for figure in figures)
-    assert f"the last two without the frozen feature map, {report.frozen:,}" in str(report)
+    assert f"the last two do not include the frozen feature map, {report.frozen:,}" in str(report)
     assert model.classifier.weight.shape == (labels, 512) and model.classifier.weight.is_meta
 
 
@@ -440,7 +440,7 @@ def test_bad_calls():
         replace_pooler_(model, init="pretraind")
     with pytest.raises(ValueError, match="init='fitted' needs batches="):
         replace_pooler_(model, init="fitted")
-    with pytest.raises(ValueError, match="the batches had 0 rows to fit the pooler to"):
+    with pytest.raises(ValueError, match="the batches have 0 rows to fit the pooler to"):
         replace_pooler_(model, 16, init="fitted", batches=[])
     with pytest.raises(ValueError, match=r"pooler must be a linear layer 16 -> 16; got Linear\(in_features=3"):
         replace_pooler_(model, pooler=nn.Linear(3, 4))

@@ -1,1 +1,1 @@
-"""Classifiers and poolers of pretrained transformers: closed-form starts and SNNK poolers."""
+"""Classifiers and poolers of pretrained transformers: closed forms of classifiers, and SNNK poolers."""

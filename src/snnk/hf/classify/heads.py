@@ -1,47 +1,47 @@
-r"""The closed-form start of a classifier: ridge regression on the frozen features h that it reads, in one pass.
+r"""The closed form of a classifier: ridge regression on its frozen inputs h, in one pass.
 
     W, b = argmin sum_i |y_i - W h_i - b|^2 + lam |W|^2,    y one-hot for classes
 
-For regression that is the classifier. For classes, z = W h + b is about a probability and no logit: the classifier
-gets t (z - mean) + c, with the t and c_1..c_k of least cross-entropy on leave-one-out predictions, which are exact from
-the same sums, z_i - (y_i - z_i) v_i / (1 - v_i), v_i the leverage of row i. A temperature from the fitted values
-themselves would be too sure wherever rows are few.
+For regression this is the classifier. For classes, z = W h + b is close to a probability and not a logit. The
+classifier becomes t (z - mean) + c, with the t and c_1..c_k of least cross-entropy on leave-one-out predictions. They
+are exact from the same sums: z_i - (y_i - z_i) v_i / (1 - v_i), with v_i the leverage of row i. A temperature from the
+fitted values themselves would be overconfident for few rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from snnk import _checks
-from snnk.hf.models import evaluating, place
+from snnk.hf.models import Batch, evaluating, place
 from snnk.hf.record import recording
 from snnk.ridge.sums import RidgeSolution, RidgeStats
 
-KEPT_ROWS = 20_000  # t, c and the leave-one-out figures are from so many, or up to twice; the sums take all
+KEPT_ROWS = 20_000  # t, c and leave-one-out figures use this many rows, or up to twice as many; the sums use all
 FOLDS = 5
-PENALTY = 1e-4  # on mean squared logits: classes that are separated would have infinite ones
-IGNORED = -100  # labels that transformers leaves out of a loss
+PENALTY = 1e-4  # on mean squared logits, which would be infinite for separable classes
+IGNORED = -100  # the label that transformers leaves out of a loss
 TASKS = ("regression", "single_label_classification", "multi_label_classification")
 
 
 @dataclass(frozen=True)
 class ClassifierFit:
-    """What `fit_classifier_` found; all but `rows` and `solution` are leave-one-out, on kept rows."""
+    """The result of `fit_classifier_`; errors, loss and accuracy are leave-one-out figures."""
 
     task: str
     rows: int
     solution: RidgeSolution  # of the ridge regression: lam, score, condition, ...
-    error: float  # squared, of the ridge regression, over the variance of the targets
+    error: float  # squared error of the ridge regression over the variance of the targets
     loss: float | None = None  # cross-entropy; None for regression
-    accuracy: float | None = None  # for classes of which each row has one
-    temperature: float | None = None  # t; at 0 the layer keeps its weight, and its bias has the classes' shares
+    accuracy: float | None = None  # for rows with one class each
+    temperature: float | None = None  # t; at 0 the weight stays, and the bias has the frequencies of the classes
 
     def __str__(self) -> str:
         parts = [
@@ -54,17 +54,19 @@ class ClassifierFit:
 
 
 def fit_classifier_(
-    model: Any, batches: Iterable[Mapping[str, Any]], *, lam: float | str = "auto", classifier: str | None = None
+    model: PreTrainedModel, batches: Iterable[Batch], *, lam: float | str = "auto", classifier: str | None = None
 ) -> ClassifierFit:
-    """Set a model's last linear layer to its closed form on the features that it reads; nothing else changes.
+    """Set the last linear layer of a model to its closed form on labelled data; nothing else changes.
 
-    A start for any fine-tuning that leaves these features as they are at first: LoRA, adapters, the model itself.
+    This is a good start for any fine-tuning that does not change the inputs of the layer before the first step: LoRA,
+    adapters, or all parameters.
 
     Args:
-        model: a transformers model with a head for classes or regression.
-        batches: its inputs with "labels": classes, or numbers for regression; -100 and its token are left out.
-        lam: a number, "gcv", "kfold", or "auto": folds below two rows a feature, where GCV takes too little, else GCV.
-        classifier: name of the layer, where it is not the only one outside the base model with num_labels outputs.
+        model: a transformers model with a head for classification or regression.
+        batches: inputs of the model with "labels": classes, or numbers for regression. Labels of -100 are left out.
+        lam: a penalty, "gcv", "kfold", or "auto": folds for fewer than two rows per feature, where GCV chooses too
+            small a penalty, else GCV.
+        classifier: name of the layer, if several layers outside the base model have num_labels outputs.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
@@ -92,7 +94,7 @@ def fit_classifier_(
         if data.task == TASKS[1]:
             facts["accuracy"] = float(((t * z + c).argmax(1) == y.argmax(1)).double().mean())
     with torch.no_grad():
-        if facts.get("temperature") != 0:  # a weight of zeros would let no gradient through to what is trained below
+        if facts.get("temperature") != 0:  # a weight of zeros would pass no gradient to the layers below
             layer.weight.copy_(weight)
         if layer.bias is not None:
             layer.bias.copy_(bias)
@@ -101,7 +103,7 @@ def fit_classifier_(
 
 @dataclass(frozen=True)
 class _Data:
-    """Sums over all rows, and some of them, evenly spread: features h (n, d) and targets y (n, k), float64.
+    """Sums over all rows; and features h (n, d) and targets y (n, k), in float64, of some rows, evenly spread.
 
     A layer without bias needs a fit without intercept. Targets of classes are then taken relative to `shift`, which
     changes neither a softmax nor the threshold of a sigmoid.
@@ -116,7 +118,7 @@ class _Data:
     shift: float
 
 
-def _collect(model: Any, layer: Any, batches: Iterable[Mapping[str, Any]], folds: int) -> _Data:
+def _collect(model: PreTrainedModel, layer: nn.Linear, batches: Iterable[Batch], folds: int) -> _Data:
     d, k, count, task, shift, every = layer.in_features, layer.out_features, 0, "", 0.0, 1
     stats, intercept = RidgeStats(d, k, folds=folds), layer.bias is not None
     kept: list[Tensor] = []
@@ -128,15 +130,15 @@ def _collect(model: Any, layer: Any, batches: Iterable[Mapping[str, Any]], folds
         stats.update(h, y - shift)
         kept.append(torch.cat([h, y], 1)[-count % every :: every].clone())
         count += len(h)
-        if sum(map(len, kept)) > 2 * KEPT_ROWS:  # files may be sorted by class: take every second, not the first
+        if sum(map(len, kept)) > 2 * KEPT_ROWS:  # every second row, as the first half may have one class
             kept, every = [torch.cat(kept)[::2].clone()], 2 * every
     if count < 2:
-        raise ValueError(f"a closed form needs at least 2 labelled rows; the batches had {count}")
+        raise ValueError(f"a closed form needs at least 2 labelled rows; the batches have {count}")
     rows, targets = torch.cat(kept).double().split([d, k], 1)
     return _Data(task, stats, rows, targets, count, intercept, shift)
 
 
-def _classifier(model: Any, name: str | None) -> nn.Linear:
+def _classifier(model: PreTrainedModel, name: str | None) -> nn.Linear:
     """The one linear layer outside the base model with num_labels outputs, or the one of that name."""
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model must be a transformers PreTrainedModel; got {type(model).__name__}; unwrap it first")
@@ -152,16 +154,18 @@ def _classifier(model: Any, name: str | None) -> nn.Linear:
     if len(found) != 1:
         raise ValueError(
             f"{type(model).__name__} must have one linear layer with num_labels = {k} outputs outside its base model; "
-            f"found {', '.join(found) or 'none'}. Name it: classifier="
+            f"found {', '.join(found) or 'none'}. Give its name as classifier="
         )
     return next(iter(found.values()))
 
 
-def inputs_of(model: Any, layer: nn.Module, batches: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Any, Tensor, Any]]:
-    """For each batch: itself, what a layer read (*, d), and the model's outputs, with a layer that gives positions.
+def inputs_of(
+    model: PreTrainedModel, layer: nn.Module, batches: Iterable[Batch]
+) -> Iterator[tuple[Batch, Tensor, Any]]:
+    """For each batch: the batch, the inputs (*, d) of the layer, and the outputs of the model.
 
-    A decoder's classifier runs on all tokens, and the model picks one for each text afterwards: outputs of
-    (batch, tokens, k) are replaced by the tokens' numbers, so that what the model picks says which token it was.
+    The classifier of a decoder runs on all tokens, and the model picks one token per text afterwards. To find out
+    which, outputs (batch, tokens, k) of the layer are replaced by the indices of the tokens.
     """
     seen: list[Tensor] = []
 
@@ -177,12 +181,12 @@ def inputs_of(model: Any, layer: nn.Module, batches: Iterable[Mapping[str, Any]]
             inputs = {key: value for key, value in batch.items() if key != "labels"}
             outputs = model(**place(inputs, model))
             if len(seen) != 1:
-                raise ValueError(f"the layer ran {len(seen)} times in one forward pass; it must run once")
+                raise ValueError(f"the layer was called {len(seen)} times in one forward pass; it must be called once")
             yield batch, seen[0], outputs
 
 
-def _rows(model: Any, layer: nn.Module, batches: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Features (n, d) in the model's dtype and labels (n,) or (n, k) on the CPU, without those to be ignored."""
+def _rows(model: PreTrainedModel, layer: nn.Module, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Features (n, d) in the model's dtype and labels (n,) or (n, k), on the CPU, without ignored labels."""
     for batch, h, outputs in inputs_of(model, layer, _labelled(batches)):
         labels, h = torch.as_tensor(batch["labels"]).cpu(), h.cpu()
         if h.ndim == 3 and labels.shape[:2] != h.shape[:2]:
@@ -200,15 +204,15 @@ def _rows(model: Any, layer: nn.Module, batches: Iterable[Mapping[str, Any]]) ->
             yield h, labels
 
 
-def _labelled(batches: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _labelled(batches: Iterable[Batch]) -> Iterator[Batch]:
     for batch in batches:
         if "labels" not in batch:
             raise ValueError(f"every batch needs 'labels' for a closed form; got {', '.join(batch)}")
         yield batch
 
 
-def _task(config: Any, labels: Tensor, k: int) -> str:
-    """As transformers chooses a loss."""
+def _task(config: PretrainedConfig, labels: Tensor, k: int) -> str:
+    """The task, by the rules with which transformers chooses a loss."""
     if config.problem_type is not None:
         return _checks.choose(config.problem_type, TASKS, "problem_type")
     if k == 1:
@@ -217,7 +221,7 @@ def _task(config: Any, labels: Tensor, k: int) -> str:
 
 
 def _targets(labels: Tensor, task: str, k: int) -> Tensor:
-    """(n, k) in float32: one-hot for classes."""
+    """Targets (n, k) in float32, one-hot for classes."""
     if task == TASKS[1]:
         if labels.is_floating_point() or labels.ndim != 1 or (len(labels) and not int(labels.min()) >= 0):
             raise ValueError(f"labels must be classes 0 to {k - 1}; got {labels.dtype} of shape {tuple(labels.shape)}")
@@ -231,7 +235,7 @@ def _targets(labels: Tensor, task: str, k: int) -> Tensor:
 
 
 def _left_out(data: _Data, solution: RidgeSolution) -> Tensor:
-    """What the regression without row i predicts for row i, (n, k), exact at this lam."""
+    """The predictions (n, k) for each row of the regression without that row, exact at this lam."""
     factor, d = data.stats.factor(intercept=data.intercept), data.h.shape[1]
     along = (data.h - factor.mean[:d]) @ factor.vectors
     leverage = (along.square() / (factor.values + solution.lam)).sum(1)
@@ -242,10 +246,10 @@ def _left_out(data: _Data, solution: RidgeSolution) -> Tensor:
 
 @torch.enable_grad()
 def _logits(z: Tensor, y: Tensor, task: str, *, offsets: bool) -> tuple[float, Tensor, float]:
-    """t >= 0, c (k,) and the loss of logits t z + c, c = 0 without offsets: a convex problem in k + 1 numbers."""
+    """t >= 0, c (k,) and the loss of logits t z + c, a convex problem in k + 1 numbers; c = 0 without offsets."""
     mean = z.mean(0) if offsets else torch.zeros_like(z[0])
     z = z - mean
-    size = z.square().mean().sqrt().clamp_min(1e-30)  # so that t is of the order of 1, whatever lam is
+    size = z.square().mean().sqrt().clamp_min(1e-30)  # so that t is of the order of 1 for every lam
     z = z / size
     t = torch.ones((), dtype=z.dtype, requires_grad=True)
     c = torch.zeros(z.shape[1], dtype=z.dtype, requires_grad=offsets)
@@ -259,7 +263,7 @@ def _logits(z: Tensor, y: Tensor, task: str, *, offsets: bool) -> tuple[float, T
         return total.detach()
 
     optimizer.step(closure)
-    if t < 0:  # rows that are left out are predicted worse than by chance: nothing is learnt but the classes' shares
+    if t < 0:  # rows that are left out are predicted worse than by chance: only the frequencies of classes are learnt
         t = torch.zeros_like(t)
         if offsets:
             c.data.zero_()

@@ -10,17 +10,19 @@ computes in closed form. transformers saves and loads all of them, see snnk/hf/q
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from snnk import _checks
 from snnk.hf.classify.heads import FOLDS, inputs_of
 from snnk.hf.classify.sites import Layer, Pooler, find_pooler
+from snnk.hf.models import Batch
 from snnk.hf.replace import Features, zeros
 from snnk.maps import FEATURE_MAPS, URF, FeatureMap
 from snnk.nn.linear import SNNKLinear
@@ -29,13 +31,13 @@ from snnk.ridge.sums import RidgeStats
 
 @dataclass(frozen=True)
 class HeadReport:
-    """Numbers that one task stores for pooler and classifier: dense, as SNNK layer and classifier, merged."""
+    """How many numbers one task stores for pooler and classifier: dense, with an SNNK layer, and merged."""
 
     dense: int
     replaced: int
     merged: int
-    frozen: int  # of the feature map, which all tasks share
-    bits: int  # a number
+    frozen: int  # numbers of the feature map, which all tasks share
+    bits: int  # per number
 
     def mbit(self, numbers: int) -> float:
         return numbers * self.bits / 1e6
@@ -46,41 +48,41 @@ class HeadReport:
         )
         return (
             f"numbers of pooler and classifier: {dense} dense, {replaced} with an SNNK layer, {merged} merged; "
-            f"the last two without the frozen feature map, {frozen}, which is stored too and which tasks can share"
+            f"the last two do not include the frozen feature map, {frozen}, which is stored too; tasks can share it"
         )
 
 
 def replace_pooler_(
-    model: Any,
+    model: PreTrainedModel,
     num_features: int = 512,
-    feature_map: Any = "cos",
+    feature_map: str | FeatureMap = "cos",
     *,
     init: str = "pretrained",
     normalize: str | None = "dim",
     pooler: nn.Linear | None = None,
-    batches: Iterable[Mapping[str, Any]] | None = None,
+    batches: Iterable[Batch] | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Pooler:
-    """Put an SNNK layer in the place of a pooler and its activation, to be trained with the classifier.
+    """Replace a pooler and its activation by an SNNK layer, which is then trained with the classifier.
 
-    A = psi(W, b) is where training starts and need not estimate anything well, so that the map's warnings and refusals
-    are off: on_error="warn" or "raise" turns them on.
+    A = psi(W, b) is only the start of training and need not be a good estimate, so that the warnings and errors of the
+    map are off; on_error="warn" or "raise" turns them on.
 
     Args:
         model: a transformers model with a row in POOLERS.
-        num_features: number m of features; the paper's go up to the hidden size.
-        feature_map: a name in FEATURE_MAPS or a FeatureMap. "cos" is the paper's. It is an even function, so that
-            behind a layer without a bias the sign of w.x is lost at the start, and training must find it again;
-            "tanh", the pooler's own activation, has the same features and starts near the pooler.
-        init: "pretrained", psi of the pooler's weights; "random", psi of random ones; "fitted", least squares from
-            the features to what the pooler gives for `batches`, the only one that is near it for large |w||x|.
-        normalize: "dim", inputs and weights over d^(1/4), as the paper has it for images; "none", "unit". Without it
-            |w||x| of a pretrained pooler is far out of psi's reach, and the features' angles are too wide.
-        pooler: pretrained dense layer for a model without one: ViTForImageClassification has none, but
-            ViTModel.from_pretrained(name).pooler.dense is it.
-        batches: inputs of the model for init="fitted"; no labels needed.
-        seed, **options: of the map, such as projection="iid".
+        num_features: number m of features; the paper's values go up to the hidden size.
+        feature_map: a name in FEATURE_MAPS or a FeatureMap. The paper has "cos", which is an even function: without a
+            bias, the start does not depend on the sign of w.x, and training has to find it. "tanh", the activation of
+            the pooler, has the same features and starts close to the pooler.
+        init: "pretrained", psi of the weights of the pooler; "random", psi of random weights; "fitted", least squares
+            from the features to the outputs of the pooler for `batches`. Only the last is accurate for large |w||x|.
+        normalize: "dim" divides inputs and weights by d^(1/4), as the paper does for images; or "none" or "unit".
+            With "none", |w||x| of a pretrained pooler is far too large for psi.
+        pooler: a pretrained dense layer, for a model without one. ViTForImageClassification has none; use
+            ViTModel.from_pretrained(name).pooler.dense.
+        batches: inputs of the model for init="fitted", without labels.
+        seed, **options: passed to the map, such as projection="iid".
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
@@ -89,12 +91,10 @@ def replace_pooler_(
         >>> _ = replace_pooler_(model, num_features=16)
         >>> freeze_but_head_(model)
         ['bert.pooler.dense.inner.weight', 'classifier.weight', 'classifier.bias']
-        >>> print(merge_pooler_(model).merged, model.classifier)
-        34 Linear(in_features=16, out_features=2, bias=True)
     """
     _checks.choose(init, ["pretrained", "random", "fitted"], "init")
     if (init == "fitted") != (batches is not None):
-        raise ValueError(f"init='fitted' needs batches= to fit to, no other does; got init={init!r}")
+        raise ValueError(f"init='fitted' needs batches=, and no other init does; got init={init!r}")
     found = find_pooler(model)
     if found.kind != "dense":
         raise ValueError(f"the pooler of {type(model).__name__} is replaced already; start from the original model")
@@ -104,8 +104,8 @@ def replace_pooler_(
         raise ValueError(f"pooler must be a linear layer {shape[0]} -> {shape[1]}; got {pooler}")
     if init != "random" and pooler is None and found.dense is None:
         raise ValueError(
-            f"{type(model).__name__} has no pretrained pooler, its classifier reads the token itself: "
-            "pass pooler=, such as ViTModel.from_pretrained(name).pooler.dense, or take init='random'"
+            f"{type(model).__name__} has no pretrained pooler, as its classifier reads the token itself: "
+            "give pooler=, such as ViTModel.from_pretrained(name).pooler.dense, or use init='random'"
         )
     dense: Any = copy.deepcopy(pooler).to(**place) if pooler is not None else found.dense
     if isinstance(feature_map, FeatureMap):
@@ -126,8 +126,8 @@ def replace_pooler_(
     return found
 
 
-def freeze_but_head_(model: Any) -> list[str]:
-    """Let only pooler and classifier be trained, replaced, merged or as they were; returns the parameters' names."""
+def freeze_but_head_(model: PreTrainedModel) -> list[str]:
+    """Freeze everything but the pooler and the classifier; returns the names of the parameters that are trained."""
     found = find_pooler(model)
     model.requires_grad_(False)
     for module in (found.dense, found.classifier):
@@ -138,12 +138,20 @@ def freeze_but_head_(model: Any) -> list[str]:
 
 
 @torch.no_grad()
-def merge_pooler_(model: Any) -> HeadReport:
-    """Multiply SNNK pooler and classifier to one (classes, m) matrix behind the features, in place.
+def merge_pooler_(model: PreTrainedModel) -> HeadReport:
+    """Merge an SNNK pooler and the classifier into one (classes, m) matrix on the features, in place.
 
-    In eval mode outputs are the same but for rounding, and in float32 the merged ones are the more exact: behind a
-    large classifier, such as a closed form, logits are what is left of large numbers that cancel, and M is multiplied
-    in float64. If the head is trained further, dropout acts on features.
+    In eval mode the outputs stay the same up to rounding. In float32 the merged outputs are more accurate: M is
+    computed in float64, and with a classifier of large weights, such as a closed form, large numbers cancel in the
+    logits. If the head is trained further, dropout acts on the features.
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
+        >>> model = BertForSequenceClassification(BertConfig(**sizes)).eval()
+        >>> _ = replace_pooler_(model, num_features=16)
+        >>> print(merge_pooler_(model).merged, model.classifier)
+        34 Linear(in_features=16, out_features=2, bias=True)
     """
     found = find_pooler(model)
     if found.kind != "layer":
@@ -171,13 +179,18 @@ def merge_pooler_(model: Any) -> HeadReport:
 
 
 def bundled_head_(
-    model: Any, num_features: int = 1024, feature_map: Any = "cos", *, init: str = "pretrained", **options: Any
+    model: PreTrainedModel,
+    num_features: int = 1024,
+    feature_map: str | FeatureMap = "cos",
+    *,
+    init: str = "pretrained",
+    **options: Any,
 ) -> HeadReport:
-    """The bundled network, to be trained itself: one (classes, m) matrix and bias behind frozen features.
+    """Replace pooler and classifier by a bundled network: one (classes, m) matrix and a bias on frozen features.
 
     Args:
-        model, num_features, feature_map, **options: of `replace_pooler_`.
-        init: of the matrix: that of such a pooler times the classifier, or "zeros".
+        model, num_features, feature_map, **options: see `replace_pooler_`.
+        init: "zeros", or an `init` of `replace_pooler_`, whose matrix is then multiplied with the classifier.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
@@ -203,7 +216,7 @@ def bundled_head_(
 
 
 def _defaults(feature_map: Any, d: int, normalize: str) -> dict[str, Any]:
-    """Options of a map by name; for URF the norms of inputs behind a LayerNorm and of random weights, normalised."""
+    """Options for a map by its name; a URF needs the norms of inputs behind a LayerNorm and of random weights."""
     make = _checks.look_up(feature_map, FEATURE_MAPS, "feature map")
     options: dict[str, Any] = {"normalize": normalize}
     if isinstance(make, partial) and make.func is URF:
@@ -215,12 +228,12 @@ def _defaults(feature_map: Any, d: int, normalize: str) -> dict[str, Any]:
 
 @torch.no_grad()
 def _fit(layer: SNNKLinear, inputs: Iterable[Tensor], target: Callable[[Tensor], Tensor]) -> None:
-    """A by least squares, with lam by folds, without an intercept, which SNNK layers have not."""
+    """Set A by least squares without intercept, as SNNK layers have none, and with lam by folds."""
     stats = RidgeStats(layer.num_features, layer.out_features, folds=FOLDS)
     for x in inputs:
         x = x.flatten(0, -2)
         stats.update(layer.feature_map.phi(x).cpu(), target(x).float().cpu())
     count = int(stats.rows.sum())
     if count < FOLDS:
-        raise ValueError(f"the batches had {count} rows to fit the pooler to; it takes at least {FOLDS}")
+        raise ValueError(f"the batches have {count} rows to fit the pooler to; at least {FOLDS} are needed")
     layer.weight.copy_(stats.solve("kfold", intercept=False).weight)

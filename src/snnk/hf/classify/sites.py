@@ -1,7 +1,7 @@
-r"""Where a model has its pooler and the classifier behind it: one row of names for each architecture.
+r"""The pooler of a model and the classifier behind it: one row of names per architecture.
 
-A pooler computes f(W x + b) for one token x, a classifier W_c f(W x + b) + b_c. f may be a module, or written into a
-forward, where no slot of ours reaches it: then the module that has that forward is replaced by one without f.
+A pooler computes f(W x + b) for one token x, and a classifier W_c f(W x + b) + b_c. f may be a module, or a call in the
+forward of a module; then that module is replaced by one without f.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from snnk.nn.linear import SNNKLinear
 
 
 class Layer(SentinelIdentity):
-    """An SNNKLinear, with a `weight` of shape [0] under the key of the dense layer that it replaces."""
+    """An SNNKLinear, with a `weight` of shape [0] at the key of the dense layer that it replaces."""
 
     def __init__(self, inner: SNNKLinear) -> None:
         super().__init__(inner.in_features, device=inner.weight.device, dtype=inner.weight.dtype)
@@ -32,7 +32,7 @@ class Layer(SentinelIdentity):
 
 
 class FirstToken(nn.Module):
-    """A head or pooler whose activation is written into its forward: the same modules, without it."""
+    """Replaces a head or pooler with the activation in its forward: the same modules, without activation."""
 
     def __init__(self, old: nn.Module) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class FirstToken(nn.Module):
 
 
 class Signed(SentinelIdentity):
-    """(h, -h) of h = inner(x): a ReLU behind it loses nothing, and dropout behind that acts as it would on h."""
+    """(h, -h) for h = inner(x): a ReLU behind it loses no information, and dropout acts as it would on h."""
 
     def __init__(self, inner: nn.Module, old: nn.Linear) -> None:
         super().__init__(old.in_features, device=old.weight.device, dtype=old.weight.dtype)
@@ -58,7 +58,7 @@ class Signed(SentinelIdentity):
 
 
 class Unsigned(nn.Module):
-    """A linear layer on h, given the ReLU of (h, -h)."""
+    """A linear layer on h, whose input is the ReLU of (h, -h)."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Unsigned(nn.Module):
 
 
 class Inserted(SentinelIdentity):
-    """A pooler in front of a classifier that has none."""
+    """A pooler in front of a classifier that had none."""
 
     def __init__(self, dense: nn.Module, out_proj: nn.Linear, old: nn.Linear) -> None:
         super().__init__(old.in_features, device=old.weight.device, dtype=old.weight.dtype)
@@ -82,14 +82,17 @@ class Inserted(SentinelIdentity):
 
 @dataclass(frozen=True)
 class Site:
-    """Names of a dense layer, its activation (None if it is no module) and the classifier behind it.
+    """One place for a pooler in an architecture.
 
     Args:
-        form: "slot" (dense and activation are modules to be replaced), "head" (a module with the activation in its
-            forward), "relu" (a ReLU in the model's forward), "insert" (no pooler; one goes before the classifier).
-        in_base: whether the pooler's names are relative to the base model; the classifier's are to the model.
-        function: of the pooler where it is no module: a name in transformers' ACT2FN, or the configuration's entry
-            that has it.
+        dense, classifier, activation: names of the dense layer, the classifier behind it and the activation; the last
+            is None if the activation is not a module.
+        form: "slot" if dense layer and activation are modules to be replaced; "head" if a module has the activation in
+            its forward; "relu" if the model has a ReLU in its forward; "insert" if there is no pooler, and one is
+            placed before the classifier.
+        in_base: whether the names of the pooler are relative to the base model; that of the classifier never is.
+        function: the activation if it is not a module: a name in transformers' ACT2FN, or the entry of the
+            configuration that has this name.
     """
 
     dense: str
@@ -101,7 +104,7 @@ class Site:
 
     @property
     def new(self) -> tuple[str, str]:
-        """Names of what replaced dense layer and classifier."""
+        """Names of the modules that replace the dense layer and the classifier."""
         if self.form == "relu":
             return f"{self.dense}.inner", f"{self.classifier}.linear"
         if self.form == "insert":
@@ -114,7 +117,8 @@ _HEAD = Site("classifier.dense", "classifier.out_proj", form="head")
 _INSERT = Site("classifier", "classifier", form="insert")
 _DEBERTA = Site("pooler.dense", "classifier", form="head", function="pooler_hidden_act")
 
-# By config.model_type; the first that a model has. A row needs a configuration in tests/test_hf_poolers.py.
+# By config.model_type; of several sites, the first that a model has is used. To add a row, add a configuration to
+# tests/hf/classify/test_poolers.py.
 POOLERS: dict[str, tuple[Site, ...]] = {
     "albert": (Site("pooler", "classifier", "pooler_activation", in_base=True),),
     "bert": (_BASE,),
@@ -134,9 +138,9 @@ POOLERS: dict[str, tuple[Site, ...]] = {
 
 @dataclass(eq=False)
 class Pooler:
-    """Where a model has its pooler and classifier; what it reports is that of the modules that are there now."""
+    """The pooler and the classifier of a model; properties describe the modules that are there at present."""
 
-    model: Any = field(repr=False)
+    model: PreTrainedModel = field(repr=False)
     site: Site
 
     def at(self, path: str, in_base: bool = False) -> Any:
@@ -147,13 +151,13 @@ class Pooler:
 
     @property
     def dense(self) -> Any:
-        """The pooler's dense layer, or what replaced it; None where one can be inserted."""
+        """The dense layer of the pooler, or its replacement; None if a pooler can be inserted."""
         new = self.at(self.site.new[0], self.site.in_base)
         return new if new is not None or self.site.form == "insert" else self.at(self.site.dense, self.site.in_base)
 
     @property
     def activation(self) -> Any:
-        """f of the pooler; tanh, if one can be inserted."""
+        """f of the pooler; tanh if a pooler can be inserted."""
         site = self.site
         if site.activation is not None:
             return self.at(site.activation, site.in_base)
@@ -166,30 +170,31 @@ class Pooler:
 
     @property
     def kind(self) -> str:
-        """What the pooler is: "dense", "layer" (an SNNK layer) or "head" (features, merged with the classifier)."""
+        """The kind of pooler: "dense", "layer" (an SNNK layer), or "head" (features, merged with the classifier)."""
         dense = self.dense
         return "layer" if isinstance(dense, Layer) else "head" if isinstance(dense, Features) else "dense"
 
     @property
     def reader(self) -> Any:
-        """The linear layer that reads what the pooler reads: the dense one, or a classifier without pooler."""
+        """The linear layer that has the pooler's inputs: the dense layer, or a classifier without pooler."""
         return self.classifier if self.site.form == "insert" else self.dense
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Sizes of what the pooler reads and gives."""
+        """Sizes of the inputs and outputs of the pooler."""
         old = self.reader
         return old.in_features, old.in_features if self.site.form == "insert" else old.out_features
 
     @property
     def fits(self) -> bool:
+        """Whether the model has the modules of this site."""
         linear = isinstance(self.classifier, nn.Linear)
         if self.site.form == "insert":
             return linear
         return isinstance(self.dense, nn.Linear | SentinelIdentity) and (linear or self.site.in_base)
 
     def put_(self, module: nn.Module, classifier: nn.Linear | None = None) -> None:
-        """Put a module in the place of dense layer and activation, and a linear layer in that of the classifier."""
+        """Replace dense layer and activation by a module, and the classifier by a linear layer."""
         site, behind = self.site, classifier or self.classifier
         owner = site.dense.rpartition(".")[0]
         if site.form == "relu" and not isinstance(self.at(site.dense), Signed):
@@ -206,13 +211,13 @@ class Pooler:
             self._set(site.new[1], classifier)
 
     def note_(self, kind: str, feature_map: FeatureMap) -> None:
-        """Note in the configuration what the pooler is now; raises before anything if a file could not say it."""
+        """Write the kind of the pooler to the configuration; a map that no file can describe is an error."""
         entry = {"name": self.site.dense, "kind": kind, "num_features": feature_map.num_features}
         note_(self.configs, None, {**entry, "map": feature_map.to_config()})
 
     @property
     def configs(self) -> list[Any]:
-        """Of base model and head, one object for most."""
+        """The configurations of base model and head, which are one object for most models."""
         return list({id(c): c for c in (self.model.base_model.config, self.model.config)}.values())
 
     def _full(self, path: str, in_base: bool) -> str:
@@ -223,8 +228,8 @@ class Pooler:
         set_slot(self.model, self._full(path, in_base), module.train(self.model.training))
 
 
-def find_pooler(model: Any) -> Pooler:
-    """The pooler of a model, or the place for one; a ValueError says why there is none.
+def find_pooler(model: PreTrainedModel) -> Pooler:
+    """The pooler of a model, or the place for one; a ValueError if there is none.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -244,8 +249,8 @@ def find_pooler(model: Any) -> Pooler:
     raise ValueError(f"{type(model).__name__} has no pooler; {kind!r} models have it at {names}")
 
 
-def rebuild_pooler_(model: Any, entry: dict[str, Any], room: int) -> Pooler:
-    """What a configuration says of the pooler, its tensors to be loaded; a model without that head stays as it is."""
+def rebuild_pooler_(model: PreTrainedModel, entry: dict[str, Any], room: int) -> Pooler:
+    """The pooler of a configuration, whose tensors are loaded later; a model without that head is not changed."""
     names = {site.dense: site for site in POOLERS.get(model.config.model_type, ())}
     found = Pooler(model, _checks.look_up(entry["name"], names, "pooler"))
     if not found.fits:
