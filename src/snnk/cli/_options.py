@@ -15,6 +15,8 @@ COMPRESS, FINETUNE, FIT, MEASURE = GROUPS = (
     "Measure and reproduce",
 )
 
+FILES = ".csv, .tsv, .jsonl (each also as .gz), .parquet, .arrow"  # the formats of snnk.hf.data
+
 Model = Annotated[str, typer.Argument(help="Folder of a Hugging Face model, or its name on the hub.")]
 Table = Annotated[Path, typer.Argument(help="Parquet, CSV or Arrow file, or a folder of such files.")]
 NewFolder = Annotated[Path, typer.Option("--out", help="New folder for the model and its report.")]

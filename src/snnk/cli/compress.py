@@ -22,7 +22,7 @@ def command(
     model: _options.Model,
     calibration: Annotated[
         Path,
-        typer.Option(help="Unlabelled inputs: lines of text, .jsonl, .csv, .tsv, .parquet, or a folder of images."),
+        typer.Option(help=f"Unlabelled inputs: lines of text, {_options.FILES}, or a folder of images."),
     ],
     out: _options.NewFolder,
     keep: Annotated[

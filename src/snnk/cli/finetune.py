@@ -29,8 +29,8 @@ def command(
     train: Annotated[
         str | None,
         typer.Option(
-            help="Labelled data: .tsv, .csv, .jsonl (also .gz), .parquet, a folder of images with one subfolder per "
-            "class, or a name on the hub, name[:config]\\[@split]."
+            help=f"Labelled data: {_options.FILES}, a folder of images with one subfolder per class, or a name on the "
+            "hub, name[:config]\\[@split]."
         ),
     ] = None,
     validation: Annotated[str | None, typer.Option(help="Like --train. Default: a tenth of the training rows.")] = None,
