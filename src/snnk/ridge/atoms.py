@@ -37,6 +37,8 @@ def choose_atoms(gram: Tensor, cross: Tensor, count: int, penalty: float) -> tup
     if _checks.positive_int(count, "count") > width:
         raise ValueError(f"count must be at most {width}, the number of features; got {count}")
     rest, diagonal = cross.clone(), gram.diagonal() + _checks.positive(penalty, "penalty")
+    # Exact remainders are at least the penalty; what is below the rounding of the factorisation has no digits left.
+    floor = (width * torch.finfo(gram.dtype).eps * gram.diagonal()).clamp_min(1e-3 * penalty)
     factor = gram.new_zeros(width, count)
     free = torch.ones(width, dtype=torch.bool, device=gram.device)
     order = torch.empty(count, dtype=torch.int64, device=gram.device)
@@ -47,7 +49,7 @@ def choose_atoms(gram: Tensor, cross: Tensor, count: int, penalty: float) -> tup
         column = gram[:, j] - factor[:, :k] @ factor[j, :k]
         column /= diagonal[j].sqrt()
         rest.addr_(column, rest[j] / diagonal[j].sqrt(), alpha=-1)
-        diagonal = (diagonal - column.square()).clamp_min(1e-3 * penalty)  # rounding may take it below the penalty
+        diagonal = torch.maximum(diagonal - column.square(), floor)
         factor[:, k], free[j], order[k], gains[k] = column, False, j, gain[j]
     return order, gains
 
