@@ -1,8 +1,8 @@
 """Layers: `SNNKLinear`, `SNNKAdapter`, and `bundle`, which turns consecutive layers into one matrix."""
 
 from snnk.nn.adapter import SNNKAdapter
-from snnk.nn.bounds import ErrorBound, error_bound
-from snnk.nn.bundling import Bundled, BundleReport, bundle
+from snnk.nn.bounds import error_bound
+from snnk.nn.bundling import Bundled, bundle
 from snnk.nn.linear import SNNKLinear
 
-__all__ = ["BundleReport", "Bundled", "ErrorBound", "SNNKAdapter", "SNNKLinear", "bundle", "error_bound"]
+__all__ = ["Bundled", "SNNKAdapter", "SNNKLinear", "bundle", "error_bound"]

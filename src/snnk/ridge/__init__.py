@@ -1,6 +1,5 @@
-"""Least squares from sums that add and subtract: `RidgeStats`, its solutions, and atoms chosen from a Gram matrix."""
+"""Ridge regression from sums that add and subtract (`sums`), and atoms chosen from a Gram matrix (`atoms`)."""
 
-from snnk.ridge.atoms import choose_atoms, refine_
-from snnk.ridge.sums import LinearSolution, RidgeSolution, RidgeStats
+from snnk.ridge.sums import RidgeStats
 
-__all__ = ["LinearSolution", "RidgeSolution", "RidgeStats", "choose_atoms", "refine_"]
+__all__ = ["RidgeStats"]

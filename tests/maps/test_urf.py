@@ -1,3 +1,5 @@
+"""URF against the complex estimator of the paper, and its errors against their predictions."""
+
 import copy
 import math
 import warnings
@@ -5,34 +7,18 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from scipy import optimize, stats
+from scipy import optimize
 
-from snnk import ACTIVATIONS, FEATURE_MAPS, URF, ArcCosine, PowerSeries, ProjectedURF, SNNKLinear, UnreachableError
-from snnk.maps import Activation, make_feature_map
+from snnk import ACTIVATIONS, URF, ProjectedURF, UnreachableError
+from snnk.maps import Activation
 from snnk.maps.activations import Spectrum
-from snnk.maps.projected import BANDWIDTHS
-from snnk.maps.sampled import Sampled
 from snnk.maps.series import Series
 from snnk.maps.urf import best_A
 
 from helpers import oracles
-
-F64 = {"dtype": torch.float64}
-
-
-def unit(n, d, seed, norm=1.0):
-    x = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return x / x.norm(dim=1, keepdim=True) * norm
-
+from helpers.maps import F64, estimate, unit
 
 OURS = {"spectrum": "series", "antithetic": True, "rho": "balanced", "projection": None}  # URF, as a paper variant
-
-
-def estimate(fm, x, w, b=None):
-    return fm.phi(x) @ fm.psi(w, b).T
-
-
-# --- URF -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["sin", "cos"])
@@ -277,26 +263,6 @@ def test_own_series_is_the_whole_function_or_none():
     assert torch.allclose(estimate(fm, x, w), 1 + torch.cos(x @ w.T), atol=0.05)
 
 
-def test_block_iid_shares_frequencies():
-    omega, *_ = Sampled(block_size=4).rows(ACTIVATIONS["tanh"], -1, 1, 40, torch.Generator().manual_seed(0))
-    blocks = omega.reshape(10, 4)
-    assert (blocks == blocks[:, :1]).all() and len(set(blocks[:, 0])) == 10
-    omega, *_ = Sampled().rows(ACTIVATIONS["tanh"], -1, 1, 40, torch.Generator().manual_seed(0))
-    assert len(set(omega)) == 40
-
-
-def test_reach_of_sampled_maps_is_kept():
-    """The proposal follows the reach, and weights beyond it are refused however small the sample's own error."""
-    fm = URF.paper(6, 400, "tanh", antithetic=True, rho="balanced", w_norm=1.4, on_error="raise")
-    with pytest.raises(UnreachableError, match=r"below 1\.57"):
-        fm.psi(unit(2, 6, 0, 1.6))
-    omegas = [
-        np.mean(Sampled().rows(ACTIVATIONS["tanh"], -1, 1, 4000, torch.Generator().manual_seed(0), kappa)[0])
-        for kappa in (0.1, 1.4)
-    ]
-    assert omegas[1] > 3 * omegas[0]
-
-
 def test_very_long_inputs_are_bounded_unless_rows_are_asked_to_be_gaussian():
     x = unit(1, 8, 0)
     bounded = URF(8, 16, "cos", **F64)
@@ -306,32 +272,6 @@ def test_very_long_inputs_are_bounded_unless_rows_are_asked_to_be_gaussian():
     assert (bounded.phi(9 * x).norm() / bounded.phi(x).norm()).item() == pytest.approx(math.exp(5), rel=1e-6)
     assert (bounded.phi(3 * x).norm() / bounded.phi(x).norm()).item() == pytest.approx(math.exp(4), rel=1e-6)
     assert free.unbiased and not bounded.unbiased and not URF(2, 16, "cos").unbiased
-
-
-def test_few_dimensions():
-    """Rows of one length have one frequency; below four dimensions, and in ProjectedURF, they have chi lengths."""
-    for d in (1, 2, 3):
-        x, w = unit(50, d, 0), unit(20, d, 1)
-        for fm in (URF(d, 4096, "sin", **F64), ProjectedURF(d, 64, "gelu", **F64)):
-            error = (estimate(fm, x, w) - fm.exact(x, w)).square().mean()
-            assert error < 0.02 * fm.exact(x, w).var()
-
-
-@pytest.mark.parametrize("cls", [URF, ProjectedURF])
-def test_degenerate_calibration(cls):
-    fm, x, w = cls(4, 64, "gelu"), unit(9, 4, 0), unit(3, 4, 1)
-    for zero in ((x, 0 * w), (0 * x, w), (x[:1], w), (x[:1].expand(5, 4), w)):
-        assert fm.calibrate(*zero).psi(zero[1]).isfinite().all()
-    assert fm.psi(w[:0]).shape == (0, 64)
-    for bad, message in (((x[:0], w), "at least one row of input"), ((x, w[:0]), "at least one row of weight")):
-        with pytest.raises(ValueError, match=message):
-            fm.calibrate(*bad)
-    with pytest.raises(ValueError, match="bias without a weight"):
-        fm.calibrate(x, bias=torch.zeros(3))
-    with pytest.raises(TypeError, match=r"must be a torch.Tensor; got list"):
-        fm.calibrate([[1.0] * 4])
-    with pytest.raises(ValueError, match="log must give a finite number"):
-        cls(4, 64, torch.log).psi(w)
 
 
 def test_calibrated_sine_is_fitted_and_better():
@@ -361,14 +301,6 @@ def test_calibrate_takes_any_part():
     assert URF(8, 64, "tanh", range=(-4, 4)).calibrate(x, w).z_range == (-4, 4)
 
 
-@pytest.mark.parametrize("cls", [URF, ProjectedURF])
-def test_typical_norms_are_root_mean_squares(cls):
-    """The predicted error is a mean of squares, over the distances of inputs to their mean and over weights."""
-    x, w = torch.tensor([[3.0, 1], [3, -1], [-3, 5], [-3, -5]]), torch.tensor([[0.1, 0.0], [0.0, 0.7]])
-    fm = cls(2, 64, "tanh", on_error="ignore", **F64).calibrate(x + 10, w)
-    assert [float(fm.x_norm), float(fm.w_norm)] == pytest.approx([22**0.5, 0.5])
-
-
 def test_constructor_ranges_and_a_series_of_ones_own():
     assert URF(8, 64, "tanh", x_norm=2.0, w_norm=0.5).z_range == (-1, 1)
     series = Series(np.array([1.0, 2.0]), np.array([0.5, 0.0]), np.array([0.0, 0.2]), np.array([5, 3]))
@@ -387,23 +319,6 @@ def test_best_A_is_the_minimum_of_the_second_moment():
         best = optimize.minimize_scalar(second_moment, bounds=(0, 5), method="bounded", options={"xatol": 1e-12}).x
         assert float(best_A(np.array(v), d)) == pytest.approx(-best, rel=1e-3)
     assert float(best_A(np.array(1.0), 2000)) == pytest.approx(-1 / 4000, rel=0.01)
-
-
-def test_other_proposals():
-    for proposal in (stats.norm(scale=0.4), [stats.norm(scale=s) for s in (1, 1, 0.4, 0.5)]):
-        fm = URF.paper(6, 400, "erf", proposal=proposal, rho="balanced", **F64)
-        assert fm.psi(unit(2, 6, 0)).isfinite().all()
-    with pytest.raises(ValueError, match=r"one distribution or four.*got 2"):
-        URF.paper(6, 400, "erf", proposal=[stats.norm(), stats.norm()])
-    with pytest.raises(ValueError, match="has 2 parts; num_features must be at least 4"):
-        URF.paper(6, 2, "sigmoid")
-
-
-def test_psi_is_differentiable():
-    w, b = unit(3, 8, 0).requires_grad_(), torch.zeros(3, dtype=torch.float64, requires_grad=True)
-    projected = ProjectedURF(8, 32, "sin", bandwidth=1.0, on_error="ignore", **F64)
-    for fm in (URF(8, 256, "sin", **F64), projected, ArcCosine(8, 16, augment=True, **F64)):
-        assert torch.autograd.gradcheck(lambda w, b, fm=fm: fm.psi(w, b)[:, :5], (w, b), atol=1e-5)
 
 
 def test_large_norms_stay_finite():
@@ -451,215 +366,3 @@ def test_bad_options_of_the_paper_map(options, message):
 def test_bad_seed():
     with pytest.raises(TypeError, match="seed must be an integer"):
         URF(8, 16, "sin", seed=1.5)
-
-
-# --- normalize -------------------------------------------------------------------------------------------------------
-
-
-def test_normalize():
-    x, w = unit(4, 16, 0, 3.0), unit(5, 16, 1, 2.0)
-    dim = URF(16, 32, "sin", normalize="dim", on_error="ignore", **F64)
-    assert torch.allclose(dim.exact(x, w), torch.sin(x @ w.T / 4))
-    assert torch.allclose(dim.phi(x), URF(16, 32, "sin", on_error="ignore", **F64).phi(x / 2))
-    sphere = URF(16, 32, "sin", normalize="unit", on_error="ignore", **F64)
-    assert torch.allclose(sphere.exact(x, w), torch.sin(x @ w.T / 6))
-    assert torch.allclose(sphere.phi(x), sphere.phi(7 * x))
-
-
-# --- arc-cosine ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("order", [0, 1, 2])
-def test_arccos_kernel_against_quadrature(order):
-    x, w = unit(3, 4, 0, 1.5), unit(3, 4, 1, 0.7)
-    exact = ArcCosine(4, 8, order, **F64).exact(x, w)
-    for i in range(3):
-        for j in range(3):
-            assert float(exact[i, j]) == pytest.approx(
-                oracles.half_arccos_kernel(x[i].numpy(), w[j].numpy(), order), abs=1e-6
-            )
-
-
-def test_relu_snnk_is_the_papers_map():
-    """phi(x) = ReLU(Gx / sqrt(l)), and psi the same of w."""
-    fm = ArcCosine(4, 9, projection="iid", **F64)
-    x = unit(3, 4, 0)
-    assert torch.allclose(fm.phi(x), torch.relu(x @ fm.projection.T))
-    assert torch.allclose(fm.phi(x), fm.psi(x))
-    many = ArcCosine(4, 40000, projection="iid", **F64)
-    assert float(many.projection.square().mean()) * 40000 == pytest.approx(1, abs=0.02)
-
-
-@pytest.mark.parametrize("order", [0, 1, 2])
-def test_arccos_is_no_function_of_the_dot_product(order):
-    """Two pairs with equal x.w and different kernel values, exactly and as estimated: more than any f(x.w + b)."""
-    x = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    near, far = (torch.tensor([[0.5, height]], dtype=torch.float64) for height in (0.0, 2.0))
-    assert torch.equal(x @ near.T, x @ far.T)
-    fm = ArcCosine(2, 4000, order, **F64)
-    a, b = fm.exact(x, near), fm.exact(x, far)
-    assert (a - b).abs() > 0.1
-    assert (estimate(fm, x, near) - estimate(fm, x, far) - (a - b)).abs() < 0.2 * (a - b).abs()
-
-
-def test_arccos_bias():
-    x, w, b = unit(3, 4, 0), unit(3, 4, 1), torch.tensor([0.5, -0.5, 1.0])
-    plain = ArcCosine(4, 8, **F64)
-    assert torch.equal(plain.psi(w, b), plain.psi(w))
-    augmented = ArcCosine(4, 8, augment=True, **F64)
-    assert not torch.allclose(augmented.psi(w, b), augmented.psi(w))
-    assert (plain.exact(torch.zeros(1, 4), w) == 0).all()
-    ones = torch.cat([x, torch.ones(3, 1)], 1), torch.cat([w, b[:, None]], 1)
-    assert torch.allclose(augmented.exact(x, w, b), ArcCosine(5, 8, **F64).exact(*ones))
-    with pytest.raises(ValueError, match="order must be 0, 1 or 2; got 3"):
-        ArcCosine(4, 8, 3)
-
-
-# --- power series ----------------------------------------------------------------------------------------------------
-
-
-def test_power_series_exact_is_the_taylor_polynomial():
-    x, w, b = unit(3, 4, 0, 0.5), unit(3, 4, 1), torch.tensor([0.1, 0.0, -0.2])
-    for name in ("tanh", "gelu", "sigmoid", "sin"):
-        fm = PowerSeries(4, 8, name, **F64)
-        assert torch.allclose(fm.exact(x, w, b), ACTIVATIONS[name](x @ w.T + b), atol=2e-4)
-
-
-def test_power_series_structure():
-    fm = PowerSeries(4, 2000, "tanh", **F64)
-    positive, negative = fm.degrees
-    assert set(positive.tolist()) <= {1, 5, 9} and set(negative.tolist()) <= {3, 7, 11}
-    assert (positive == 1).double().mean() == pytest.approx(256 / 273, abs=0.03)  # 2^-2 of 2^-2 + 2^-6 + 2^-10
-    assert fm.projection.abs().unique().tolist() == [1.0]
-    x = unit(3, 4, 0)
-    first = x @ fm.projection[0, :, :-1].T + fm.projection[0, :, -1]  # shared by both parts
-    row = int((positive == 1).nonzero()[0])
-    p_one = 256 / 273
-    assert torch.allclose(fm.phi(x)[:, row], first[:, row] * math.sqrt(1 / p_one / 1000))
-
-
-def test_power_series_errors():
-    with pytest.raises(ValueError, match="relu has no Taylor series at 0; known: sin, cos"):
-        PowerSeries(4, 8, "relu")
-    with pytest.raises(ValueError, match="not all zero"):
-        PowerSeries(4, 8, coefficients=[0.0])
-    assert PowerSeries(4, 7, coefficients=[1.0, 1.0, 0.5]).num_features == 7
-    one = torch.ones(1, 4)
-    assert float(estimate(PowerSeries(4, 6, coefficients=[2.0]), one, one)) == pytest.approx(2.0)
-
-
-# --- projected -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["relu", "gelu", "sin"])
-@pytest.mark.parametrize("norm", [1.0, 6.0])
-def test_projected_psi_is_the_least_squares_one(name, norm):
-    """Against ridge regression on a large Gaussian sample, and the predicted error against a fresh one."""
-    d, m = 4, 12
-    g = torch.Generator().manual_seed(0)
-    x, test = (torch.randn(200000, d, generator=g, dtype=torch.float64) / d**0.5 + 0.2 for _ in range(2))
-    w, b = unit(3, d, 1, norm), torch.tensor([0.3, 0.0, -0.8]).double()
-    fm = ProjectedURF(d, m, name, on_error="ignore", bandwidth=1.0, **F64)
-    fm.center.fill_(0.2)
-    phi = fm.phi(x)
-    best = torch.linalg.lstsq(phi, fm.exact(x, w, b)).solution.T
-    error = (estimate(fm, test, w, b) - fm.exact(test, w, b)).square().mean(0)
-    fitted = (fm.phi(test) @ best.T - fm.exact(test, w, b)).square().mean(0)
-    assert torch.allclose(error, fitted, rtol=0.05)
-    assert torch.allclose(error, fm.predicted_error(w, b), rtol=0.05)
-
-
-def test_projected_needs_no_reach():
-    """|x||w| = 6, far past the pi/2 of tanh: predicted is measured, and half the error of the calibrated URF."""
-    d = 8
-    w = unit(20, d, 1, 6.0)
-    x = torch.randn(2000, d, generator=torch.Generator().manual_seed(5), dtype=torch.float64) / d**0.5
-    urf = URF(d, 256, "tanh", on_error="ignore").calibrate(x, w)
-    blind = (estimate(urf, x.float(), w) - urf.exact(x, w)).square().mean()
-    fm = ProjectedURF(d, 256, "tanh", on_error="ignore").calibrate(x, w)
-    error = (estimate(fm, x.float(), w) - fm.exact(x, w)).square().mean()
-    assert float(error / fm.predicted_error(w).mean()) == pytest.approx(1, abs=0.1)
-    assert error < 0.5 * blind
-
-
-@pytest.mark.parametrize("shift", [0.0, 3.0])
-def test_projected_bandwidth_is_the_best_of_the_grid(shift):
-    """For the layer as it is, its bias and the mean of its inputs included."""
-    x, w = unit(500, 8, 0) + shift, unit(16, 8, 1, 3.0)
-    options = {"on_error": "ignore", **F64}
-    errors = {
-        b: float(ProjectedURF(8, 64, "gelu", bandwidth=b, **options).calibrate(x, w).predicted_error(w).mean())
-        for b in BANDWIDTHS
-    }
-    chosen = float(ProjectedURF(8, 64, "gelu", **options).calibrate(x, w).predicted_error(w).mean())
-    assert chosen == pytest.approx(min(errors.values()), rel=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_projected_psi_counts_on_the_digits_that_features_have(dtype):
-    """More features than their digits can tell apart: the error stays below the one that is predicted."""
-    g = torch.Generator().manual_seed(5)
-    x, w = (torch.randn(4000, 4, generator=g) / 2).to(dtype), unit(6, 4, 1)
-    fm = ProjectedURF(4, 256, "gelu", bandwidth=1.0, dtype=dtype)
-    error = (fm.phi(x).double() @ fm.psi(w).double().T - fm.exact(x.double(), w)).square().mean()
-    assert float(error) < float(fm.predicted_error(w).mean()) < 0.01 * float(fm.exact(x.double(), w).var())
-
-
-def test_projected_warns_and_refuses():
-    w = unit(4, 64, 0)
-    with pytest.raises(UnreachableError, match="Use more features"):
-        ProjectedURF(64, 2, "sin").psi(w)
-    with pytest.warns(UserWarning, match="Use more features"):
-        ProjectedURF(64, 64, "sin").psi(w)
-
-
-# --- registry --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", FEATURE_MAPS)
-def test_every_named_map_can_be_made(name):
-    fm = make_feature_map(name, 6, 16)
-    assert fm.phi(torch.ones(2, 6)).shape == (2, 16) and "num_features=16" in repr(fm)
-
-
-def test_make_feature_map_errors():
-    with pytest.raises(ValueError, match="unknown feature map 'rleu'; did you mean 'relu'"):
-        make_feature_map("rleu", 6, 16)
-    with pytest.raises(ValueError, match="map is 6 -> 8; the layer needs 6 -> 16"):
-        make_feature_map(ArcCosine(6, 8), 6, 16)
-    with pytest.raises(TypeError, match="normalize cannot change a feature map that is given"):
-        make_feature_map(ArcCosine(6, 8), 6, 8, normalize="dim")
-    assert isinstance(URF.paper(6, 8, "sin").variant.spectrum, Sampled)
-
-
-@pytest.mark.parametrize("kind", [URF, ProjectedURF])
-@pytest.mark.parametrize("value", [1e2, 1e10, 1e30, 3e38])
-@pytest.mark.parametrize("count", [1, 9])
-def test_outliers_among_calibration_inputs_are_refused(kind, value, count):
-    """One input of 1e30 made all outputs NaN, and one of 1e10 made them 1e6, without a warning."""
-    x, linear = torch.randn(1000, 64) / 8, torch.nn.Linear(64, 8)
-    x[3 : 3 + count, 5] = value
-    fm = kind(64, 32, "gelu", on_error="ignore")
-    with pytest.raises(ValueError, match=r"row \d+, column 5 is .* remove them"):
-        SNNKLinear.from_linear(linear, "gelu", 32, feature_map=fm, inputs=x)
-    keep = x[:, 5].abs() < 50  # the advice
-    layer = SNNKLinear.from_linear(linear, "gelu", 32, feature_map=fm, inputs=x[keep])
-    assert layer(x[keep]).isfinite().all()
-
-
-@pytest.mark.parametrize("kind", [URF, ProjectedURF])
-def test_inputs_of_one_size_are_no_outliers(kind):
-    flags = torch.zeros(500, 4)
-    flags[:4] = 1  # rare, but no larger than others of their kind
-    for x in (torch.ones(50, 4), torch.eye(4).repeat(9, 1), torch.randn(11, 4), torch.randn(500, 4).exp(), flags):
-        kind(4, 8, "sin", on_error="ignore").calibrate(x)
-
-
-@pytest.mark.parametrize("size", [1e30, 1e37])
-def test_inputs_beyond_float32_squares_are_refused(size):
-    """A predicted error or a variance that overflowed is not small."""
-    x, linear = torch.randn(1000, 64) * size, torch.nn.Linear(64, 8)
-    with pytest.raises(UnreachableError):
-        SNNKLinear.from_linear(linear, "gelu", 32, inputs=x)
-    with pytest.warns(UserWarning, match="predicted squared error"):  # it computes in float64
-        SNNKLinear.from_linear(linear, "gelu", 32, feature_map=ProjectedURF(64, 32, "gelu"), inputs=x)
