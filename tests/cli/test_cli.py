@@ -19,7 +19,7 @@ TWINS = {
     "finetune": ("snnk.finetune.FinetuneConfig", {"classification", "resume"}),
     "fit": ("snnk.tabular.FitConfig", {"data", "out", "features", "double", "checkpoint_seconds"}),
     "predict": ("snnk.tabular.TableModel.write_predictions", {"model", "data", "out"}),
-    "audit": ("snnk.hf.audit", {"model", "json_file"}),
+    "audit": ("snnk.hf.audit", {"json_file"}),
     "estimate": ("snnk.experiments.lab.estimate.Config", {"out"}),
     "reproduce": ("snnk.experiments.lab.runs.reproduce", {"everything", "show", "page"}),
 }

@@ -180,7 +180,7 @@ def test_the_same_names_as_for_compress(folders, tmp_path, monkeypatch):
 def test_errors(folders, tmp_path):
     with pytest.raises(ValueError, match=r"no folder with a model.*config\.json"):
         audit(tmp_path)
-    with pytest.raises(ValueError, match="is no folder, and no name of a model on the hub"):
+    with pytest.raises(ValueError, match="is no folder and cannot be the name of a model on the hub"):
         audit(tmp_path / "none")
     with pytest.raises(TypeError, match="got Linear"):
         audit(nn.Linear(2, 2))
@@ -194,12 +194,12 @@ def test_errors(folders, tmp_path):
         audit(tmp_path)
     (tmp_path / "model.safetensors").write_bytes((folders / "plain" / "model.safetensors").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["os"]}))
-    with pytest.raises(ValueError, match="'os', which transformers has not"):
+    with pytest.raises(ValueError, match="'os', which transformers does not have"):
         audit(tmp_path)
     for other in (make("bert", hidden_size=8), make("bert", num_hidden_layers=3)):
-        with pytest.raises(ValueError, match="original is of another shape"):
+        with pytest.raises(ValueError, match="give an original of the same sizes"):
             audit(make("bert"), other)
-    with pytest.raises(ValueError, match="original is of another shape"):
+    with pytest.raises(ValueError, match="give an original of the same sizes"):
         audit(make("bert"), make("vit"))
     with pytest.raises(ValueError, match="no weights"):
         audit(make("bert").to("meta"), latency=True)

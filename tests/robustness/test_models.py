@@ -210,7 +210,7 @@ ROWS = [
     ("audit", "config.json", put("num_hidden_layers", to=10**7), "has num_hidden_layers"),
     ("audit", "config.json", put("hidden_size", to=10**9), "config.json makes"),
     ("audit", "config.json", put("hidden_size", to="wide"), "has no config.json that can be read|cannot be loaded"),
-    ("audit", "config.json", put("architectures", to=["os.system"]), "which transformers has not"),
+    ("audit", "config.json", put("architectures", to=["os.system"]), "which transformers does not have"),
     ("audit", "config.json", put(*BLOCKS, FIRST, "num_features", to=-1), "must be a positive integer"),
     ("audit", WEIGHTS, 100, "is not a whole safetensors file"),
     ("audit", "model.safetensors.index.json", b'{"weight_map": 3}', "it has no weight_map|not the index"),

@@ -1,14 +1,14 @@
-"""What a model, in memory or in a folder, really stores and costs.
+"""`snnk.hf.audit`: what a model, in memory or in a folder, really stores and costs.
 
-A size is easily stated wrong: the paper's table of bundled transformers counts layers that are one object once. So here
-each figure says what it counts: bytes from the headers of the files, each storage once, with tied names beside it;
-multiply-adds by running the model on the meta device; latency of two models in turns.
+A size is easily wrong: the paper's table of bundled transformers counts k replaced layers as one shared object. Each
+figure here is therefore measured: bytes from the headers of the files, every tensor once, with its other names beside
+it; multiply-adds by running the model on the meta device; latency of two models in turns.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -37,7 +37,7 @@ from snnk.hf.models import class_of, load_model, read_config, refuse_sizes, toke
 from snnk.hf.quantizer import SNNKQuantizer
 from snnk.hf.replace import METHOD, SNNKQuantizationConfig
 
-FIGURES = {  # attributes of Audit that are compared with the original's
+FIGURES = {  # attributes of Audit that are compared with those of the original
     "stored_bytes": "stored bytes",
     "parameters_unique": "parameters, each stored once",
     "parameters_stated": "parameters, under every name",
@@ -49,7 +49,7 @@ FIGURES = {  # attributes of Audit that are compared with the original's
 
 @dataclass(frozen=True)
 class Block:
-    """One feed-forward block; `multiply_adds` are for one token."""
+    """One feed-forward block; `multiply_adds` are those per token."""
 
     name: str
     kind: str
@@ -60,20 +60,20 @@ class Block:
 
 @dataclass(frozen=True)
 class Audit:
-    """What `audit` found; str() is a table, `to_dict` is JSON.
+    """The result of `audit`: `str()` gives a table, `to_dict` plain values for JSON.
 
-    `parameters_stated` counts the numbers under every name of the state dict, saved buffers included;
-    `parameters_unique` counts those stored: a tensor with two names once.
+    `parameters_stated` counts the numbers under every name of the state dict, saved buffers included.
+    `parameters_unique` counts stored numbers: a tensor with two names counts once.
     """
 
     source: str
     model: str
     stored_bytes: int
-    dtypes: dict[str, int]  # bytes of each
+    dtypes: dict[str, int]  # bytes per dtype
     parameters_stated: int
     parameters_unique: int
-    tied: tuple[tuple[str, ...], ...]  # names of one module or one tensor
-    buffers_outside: dict[str, int]  # bytes of the tensors that the state dict leaves out
+    tied: tuple[tuple[str, ...], ...]  # each a group of names of one module or one tensor
+    buffers_outside: dict[str, int]  # bytes of the tensors that are not in the state dict
     unit: str = "token"
     batch: str = ""
     multiply_adds_one: int | None = None
@@ -86,12 +86,12 @@ class Audit:
 
     @property
     def ratios(self) -> dict[str, float]:
-        """This over the original, by attribute; empty without an original."""
+        """The figures divided by those of the original; empty without an original."""
         pairs = {name: (getattr(self, name), getattr(self.original, name, None)) for name in FIGURES}
         return {name: ours / theirs for name, (ours, theirs) in pairs.items() if ours is not None and theirs}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, ratios included."""
+        """Plain values for JSON, with the ratios."""
         return {**asdict(self), "ratios": self.ratios}
 
     def __str__(self) -> str:
@@ -120,21 +120,23 @@ class Audit:
 
 
 def audit(
-    folder_or_model: Any,
-    original: Any = None,
+    model: str | os.PathLike[str] | PreTrainedModel,
+    original: str | os.PathLike[str] | PreTrainedModel | None = None,
     *,
     latency: bool = False,
     tokens: tuple[int, int] = (8, 128),
     rounds: int = 7,
 ) -> Audit:
-    """Size, tied tensors, dtypes, multiply-adds, feed-forward blocks and latency of a model.
+    """Measure the size, tied tensors, dtypes, multiply-adds, feed-forward blocks and latency of a model.
 
     Args:
-        folder_or_model: a folder with config.json and safetensors, or one of sentence-transformers, or a name on the
-            hub, or a transformers model. The weights in a folder are read for `latency` only.
-        original: the same, to compare with; it must have blocks and outputs of the same sizes.
-        latency: measure it on the threads that torch has, median of `rounds`, the models taking turns in being first.
-        tokens: batch and length, cut where the model ends; for vision models the first is the number of images.
+        model: folder of a Hugging Face model, also of sentence-transformers, its name on the hub, or a transformers
+            model in memory. The weights in a folder are read for `latency` only.
+        original: a model to compare with, of the same forms; its blocks and outputs must have the same sizes.
+        latency: also measure the time of a batch, with the threads of torch, the two models taking turns.
+        tokens: batch size and length of the texts, up to the model's limit; for vision models the first number is that
+            of the images.
+        rounds: number of measurements, whose median is the latency.
 
     Example:
         >>> from transformers import BertConfig, BertForMaskedLM
@@ -146,21 +148,21 @@ def audit(
     batch, length = tokens
     tokens = _checks.positive_int(batch, "batch of tokens"), _checks.positive_int(length, "length of tokens")
     _checks.positive_int(rounds, "rounds")
-    sources = [folder_or_model] if original is None else [folder_or_model, original]
-    opened = [_open(folder_or_model)]
+    sources = [model] if original is None else [model, original]
+    opened = [_open(model)]
     opened += [_open(source, like=opened[0][0]) for source in sources[1:]]
     reports = []
     shapes = []
-    for source, (model, files) in zip(sources, opened, strict=True):
-        report, output = _describe(model, files, tokens)
+    for source, (network, files) in zip(sources, opened, strict=True):
+        report, output = _describe(network, files, tokens)
         reports.append(replace(report, source="memory" if isinstance(source, nn.Module) else str(source)))
-        shapes.append((output, [(ffn.in_features, ffn.out_features) for ffn in _blocks(model)[0]]))
+        shapes.append((output, [(ffn.in_features, ffn.out_features) for ffn in _blocks(network)[0]]))
     if any(a and b and a != b for a, b in zip(shapes[0], shapes[-1], strict=True)):
         told = [f"outputs {output}, {len(blocks)} blocks {blocks[:1]}" for output, blocks in shapes]
-        raise ValueError(f"original is of another shape: {told[1]}; the model to audit has {told[0]}")
+        raise ValueError(f"the original has {told[1]}, the model {told[0]}; give an original of the same sizes")
     if latency:
         models = [_open(source, like=opened[0][0], weights=True)[0] for source in sources]
-        if any(tensor.is_meta for model in models for tensor in model.parameters()):
+        if any(tensor.is_meta for network in models for tensor in network.parameters()):
             raise ValueError("a model on the meta device has no weights to measure latency with; load it first")
         timing = f"median of {rounds} rounds, in turns, on {torch.get_num_threads()} thread(s)"
         seconds = _latency(models, tokens, rounds)
@@ -168,8 +170,13 @@ def audit(
     return replace(reports[0], original=reports[1]) if len(reports) > 1 else reports[0]
 
 
-def _open(source: Any, like: Any = None, weights: bool = False) -> tuple[PreTrainedModel, list[Path]]:
-    """A model and its files; of a folder's, unless `weights`, without any: on the meta device."""
+def _open(
+    source: Any, like: PreTrainedModel | None = None, weights: bool = False
+) -> tuple[PreTrainedModel, list[Path]]:
+    """A model and its files; without `weights`, the model of a folder is on the meta device.
+
+    If `like` is a model of the same type, its class is used, so that both have the same head.
+    """
     if isinstance(source, PreTrainedModel):
         return source, []
     if not isinstance(source, str | os.PathLike):
@@ -178,11 +185,10 @@ def _open(source: Any, like: Any = None, weights: bool = False) -> tuple[PreTrai
     folder /= find_transformer(folder)
     files, config = check_folder(folder), read_config(folder)
     saved = class_of(config)
-    # the same head on both
     kind = type(like) if like is not None and like.config.model_type == config.model_type else saved
     if kind is None:
         name = next(iter(config.architectures or []), "none")
-        raise ValueError(f"config.json in {folder} names the architecture {name!r}, which transformers has not")
+        raise ValueError(f"config.json in {folder} names the class {name!r}, which transformers does not have")
     if weights:
         return load_model(folder, kind, new_head=kind is not saved).model, files
     try:
@@ -220,7 +226,7 @@ def _describe(model: PreTrainedModel, files: list[Path], tokens: tuple[int, int]
         batch = " x ".join(map(str, next(iter(many.values())).shape)) + f" {unit}s"
         figures = {"unit": unit, "batch": batch, "multiply_adds_one": count_forward(model, one)[0]}
         figures["multiply_adds"], shape = count_forward(model, many)
-    except Exception as error:  # it is the model's code that fails, with anything; the rest of the report stands
+    except Exception as error:  # the model's code may raise anything, and the rest of the report is still right
         notes.append(f"multiply-adds are not counted: {type(error).__name__}: {error}")
     ffns, reason = _blocks(model)
     report = Audit(
@@ -241,14 +247,16 @@ def _describe(model: PreTrainedModel, files: list[Path], tokens: tuple[int, int]
 
 def _header(file: Path) -> list[tuple[str, int, int]]:
     """(dtype, numbers, bytes) of each tensor in a safetensors file, none of which is read."""
-    with _io.open_tensors(file), file.open("rb") as raw:  # the former checks sizes and offsets
-        header = json.loads(raw.read(int.from_bytes(raw.read(8), "little")))
-    entries = [entry for name, entry in header.items() if name != "__metadata__"]
-    return [(e["dtype"], torch.Size(e["shape"]).numel(), e["data_offsets"][1] - e["data_offsets"][0]) for e in entries]
+    with _io.open_tensors(file) as opened:
+        header = _io.tensor_header(opened).values()
+    sizes = [(dtype, torch.Size(shape).numel(), re.search(r"\d+", dtype)) for dtype, shape in header]
+    return [
+        (dtype, numel, numel * int(bits[0]) // 8 if bits else numel) for dtype, numel, bits in sizes
+    ]  # BOOL: 1 byte
 
 
 def _inputs(model: PreTrainedModel, tokens: tuple[int, int]) -> dict[str, Tensor]:
-    """Inputs of the configuration's sizes."""
+    """Inputs with the sizes of the configuration."""
     config: Any = model.config
     batch, length = tokens
     if model.main_input_name == "pixel_values":
@@ -260,7 +268,7 @@ def _inputs(model: PreTrainedModel, tokens: tuple[int, int]) -> dict[str, Tensor
 
 
 def _latency(models: list[PreTrainedModel], tokens: tuple[int, int], rounds: int) -> list[float]:
-    """Seconds of each model; where there are two, the second is the original, which the first is compared with."""
+    """Seconds per batch of each model, the original last."""
 
     def forward(model: PreTrainedModel) -> Callable[[], float]:
         inputs = {name: x.to(model.device) for name, x in _inputs(model, tokens).items()}

@@ -41,14 +41,14 @@ T = TypeVar("T")
 
 
 class Calibration(list[dict[str, Tensor]]):
-    """Batches, and where they come from.
+    """A list of batches that remembers their source.
 
     Args:
         batches: inputs of a model.
         source: name of the file or folder.
         kind: "texts" or "images".
-        items: how many of them are in the batches.
-        column: of the file that the texts are in; None for plain lines and images.
+        items: number of texts or images in the batches.
+        column: name of the column of the texts; None for plain lines and images.
     """
 
     def __init__(
@@ -75,12 +75,13 @@ def load_calibration(
     """Read a file of texts or a folder of images as batches of a model's inputs.
 
     Args:
-        path: .jsonl, .csv, .tsv or .parquet; a folder of png and jpg images; any other file has one text a line.
+        path: a file of `snnk.hf.data`, such as .jsonl, .csv, .tsv or .parquet; a folder of images; any other file has
+            one text per line.
         processor: the model's tokenizer or image processor.
-        column: of the texts; else the first with strings, which the result's `column` names.
-        max_length: tokens of one text; what comes after is cut off.
-        batch_size: texts or images of a batch, at most.
-        max_tokens: how many are enough; a sample of that size is taken from a longer file.
+        column: column of the texts. Default: the first column of texts, which the result's `column` names.
+        max_length: tokens per text; the rest of a longer text is cut off.
+        batch_size: texts or images per batch at most.
+        max_tokens: tokens in all; a sample of about this size is drawn from a longer file.
         seed: of the sample and the order.
 
     Example:
@@ -100,15 +101,15 @@ def load_calibration(
         _checks.positive_int(value, name)
     if not path.exists():
         raise FileNotFoundError(f"no calibration file or folder {path}")
-    wants_images = "pixel_values" in processor.model_input_names
-    if path.is_dir() != wants_images:
-        wanted = "a folder of images" if wants_images else "a file of texts"
+    images = "pixel_values" in processor.model_input_names
+    if path.is_dir() != images:
+        wanted = "a folder of images" if images else "a file of texts"
         raise ValueError(f"the model is calibrated with {wanted}; {path} is a {'folder' if path.is_dir() else 'file'}")
     generator = random.Random(seed)
-    if wants_images:
+    if images:
         return _images(path, processor, batch_size, max_tokens, generator)
     texts, column = _texts(path, column)
-    # a text has a token at least, so that more texts than tokens are never needed
+    # a text has at least one token, so that more texts than tokens are never needed
     chosen = _sample((text for text in map(str.strip, texts) if text), max_tokens, generator)
     if not chosen:
         raise ValueError(f"{path} is empty: there is no text in it")
@@ -150,14 +151,14 @@ def _known(rows: list[dict[str, list[int]]], path: Path, processor: Any) -> None
     unknown = processor.unk_token_id
     names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id")
     special = {getattr(processor, name, None) for name in names}
-    if unknown is None or unknown in special:  # of bytes, which know everything
+    if unknown is None or unknown in special:  # a tokenizer of bytes, which has no unknown ones
         return
     tokens = [token for row in rows for token in row["input_ids"] if token not in special]
     share = tokens.count(unknown) / max(len(tokens), 1)
     if share > MOST_UNKNOWN:
         raise ValueError(
             f"{share:.0%} of the tokens of {path} are unknown to the tokenizer, which has {len(processor):,}; "
-            "give texts such as the model is used for, and check that the tokenizer's files are there"
+            "give texts like those that the model is used for, and check that the tokenizer's files are there"
         )
 
 

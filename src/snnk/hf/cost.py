@@ -1,4 +1,4 @@
-"""What a model takes: multiply-adds and time of a forward pass, tensors that are stored, shared or left out."""
+"""The cost of a model: multiply-adds and time of a forward pass, and tensors that are stored, shared or left out."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode, addmm_flop, conv_flop
 
 
 def multiply_adds(model: nn.Module, inputs: dict[str, Tensor], *, biases: bool = False) -> int:
-    """Multiply-adds of one forward pass: matrix products, the two of attention included, and convolutions.
+    """Multiply-adds of one forward pass: all matrix products, those of attention included, and convolutions.
 
-    Nothing is computed: weights and inputs are shapes on the meta device. `biases` adds one for each sum with a bias.
+    Nothing is computed, as weights and inputs are shapes on the meta device. With `biases`, each sum with a bias counts
+    as one.
 
     Example:
         >>> multiply_adds(nn.Linear(3, 5), {"input": torch.ones(2, 3)})
@@ -31,7 +32,7 @@ def multiply_adds(model: nn.Module, inputs: dict[str, Tensor], *, biases: bool =
 
 
 def stored(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict with each tensor once, under its first name; also on the meta device.
+    """The state dict with each tensor once, under its first name; works on the meta device, too.
 
     Example:
         >>> layer = nn.Linear(2, 3)
@@ -44,15 +45,15 @@ def stored(model: nn.Module) -> dict[str, Tensor]:
 def in_turns(
     runs: Sequence[Callable[[], Any]], *, least: int = 3, most: int = 25, seconds: float = math.inf
 ) -> tuple[list[float], int]:
-    """Seconds that each of these takes, in rounds in which they take turns in being first, and the number of rounds.
+    """Seconds that each run takes, and the number of rounds; the runs take turns in being first.
 
-    Of the first it is the median. Of another it is that over the median ratio of the two: those of one round met the
-    same load, which medians of each alone may not have, and a ratio of the figures is what was measured.
+    The time of the first run is its median. The time of another is that median times the median ratio of the two within
+    a round: both met the same load there, and so the ratio of two returned times is a measured one.
 
     Args:
-        runs: called in turn; they must wait for an accelerator.
+        runs: called in turn; each must wait for its accelerator.
         least, most: numbers of rounds, after one that warms up.
-        seconds: after which no further round is begun, once there are `least`.
+        seconds: after this time no further round begins, once there are `least`.
 
     Example:
         >>> times, rounds = in_turns([lambda: sum(range(1000)), lambda: sum(range(10))], most=5)
@@ -73,7 +74,7 @@ def turns(
     clock: Callable[[], float],
     seconds: float = math.inf,
 ) -> list[list[float]]:
-    """What `in_turns` makes its figures of: the seconds of each run in each round, by a clock.
+    """The seconds of each run in each round, by a clock: the measurements behind `in_turns`.
 
     Example:
         >>> [len(times) for times in turns([lambda: None, lambda: None], least=2, most=2, clock=time.process_time)]
@@ -81,7 +82,7 @@ def turns(
     """
     times: list[list[float]] = [[] for _ in runs]
     start = time.perf_counter()
-    for turn in range(-1, most):  # the first warms up
+    for turn in range(-1, most):  # round -1 warms up
         order = range(len(runs))
         for i in order if turn % 2 else reversed(order):
             began = clock()
@@ -95,9 +96,9 @@ def turns(
 
 @contextmanager
 def counting_mode(model: nn.Module) -> Iterator[None]:
-    """No gradients, no dropout, no cache of keys and values; afterwards all is as it was."""
+    """Run without gradients, dropout and cache of keys and values; afterwards everything is as before."""
     changed: list[tuple[Any, str]] = [(module, "training") for module in model.modules() if module.training]
-    configs = {id(c): c for c in (getattr(module, "config", None) for module in model.modules())}  # one per stack in T5
+    configs = {id(c): c for c in (getattr(module, "config", None) for module in model.modules())}  # T5 has several
     changed += [(config, "use_cache") for config in configs.values() if getattr(config, "use_cache", False)]
     try:
         for owner, name in changed:
@@ -112,7 +113,7 @@ def counting_mode(model: nn.Module) -> Iterator[None]:
 def count_forward(model: nn.Module, inputs: dict[str, Tensor], biases: bool = False) -> tuple[int, tuple[int, ...]]:
     """Multiply-adds and the shape of the first output, on the meta device."""
     mapping: Any = {torch.ops.aten.addmm: _biased_product, torch.ops.aten.convolution: _biased_convolution}
-    # transformers asks plain meta tensors for values, such as whether there is padding, but no fake ones
+    # transformers reads values of plain meta tensors, such as whether there is padding, but not of fake tensors
     fake = FakeTensorMode()
 
     def shapes(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
@@ -134,7 +135,7 @@ def _biased_convolution(x: Any, w: Any, bias: Any, *args: Any, out_shape: Any = 
 
 
 def by_storage(model: nn.Module) -> list[tuple[list[str], Tensor]]:
-    """Tensors of the state dict, each with all its names."""
+    """The tensors of the state dict, each with all its names."""
     found: dict[Any, tuple[list[str], Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if isinstance(tensor, Tensor):
@@ -144,7 +145,7 @@ def by_storage(model: nn.Module) -> list[tuple[list[str], Tensor]]:
 
 
 def tied_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """Names of modules with tensors that are one object, then of tensors, as far as the modules do not explain them."""
+    """Groups of names of one module, then of one tensor, unless the modules explain it."""
     modules = dict(model.named_modules(remove_duplicate=False))
     shared: dict[int, list[str]] = {}
     for name, module in modules.items():
@@ -160,7 +161,7 @@ def tied_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:
 
 
 def outside_state_dict(model: nn.Module) -> dict[str, int]:
-    """Bytes of buffers that are not persistent, and of tensors that are mere attributes."""
+    """Bytes of buffers that are not persistent, and of tensors that are plain attributes."""
     found = {}
     for path, module in model.named_modules():
         loose = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}

@@ -1,7 +1,7 @@
-"""Folders of models: where in one the transformer is, and what of it goes along into a compressed model's folder.
+"""Folders of models: the place of the transformer in them, their weights, and the files that a compressed model keeps.
 
-A folder may come from anyone. Before a file of it is opened, `refuse_unsafe` refuses one that asks for code to be run,
-or whose links lead out of it.
+A folder may come from anyone. Before any of its files is opened, `refuse_unsafe` refuses a folder that names code to
+run, or has links that lead out of it.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from snnk import _io
 MOST = 5  # names that an error lists
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # names of the number of layers in a config.json
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".onnx", ".gguf", ".index.json")
-EXPORTS = ("onnx", "openvino", "coreml", ".git", ".cache")  # folders with the original's weights in other formats
-CODE = (".py", ".pyc", ".sh", ".so", ".dll", ".dylib", ".pkl", ".pickle", ".joblib")  # what could run is not copied
+EXPORTS = ("onnx", "openvino", "coreml", ".git", ".cache")  # folders with the same weights in other formats
+CODE = (".py", ".pyc", ".sh", ".so", ".dll", ".dylib", ".pkl", ".pickle", ".joblib")  # files that are not copied
 IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
 ADAPTER = "adapter_config.json"
 ORIGINAL_CARD = "README.original.md"
 
 
 def find_folder(model: str) -> Path:
-    """The folder of a model, downloaded if it is a name of the hub, and checked by `refuse_unsafe`."""
+    """The folder of a model, after a download if it is a name on the hub, checked by `refuse_unsafe`."""
     folder = Path(model)
     if folder.is_dir():
         refuse_unsafe(folder)
         return folder
     if folder.exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model) or model.startswith("."):
-        raise ValueError(f"{model} is no folder, and no name of a model on the hub")
+        raise ValueError(f"{model} is no folder and cannot be the name of a model on the hub")
     import huggingface_hub
 
-    # weights as safetensors only, as they are the only ones that are loaded
+    # no weights but safetensors, as no others are loaded
     unused = ["pytorch_model*", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.gguf", *(f"{name}/*" for name in EXPORTS)]
     try:
         folder = Path(huggingface_hub.snapshot_download(model, ignore_patterns=unused))
-    except Exception as error:  # of the network, of the hub, of its cache: many kinds, one meaning
+    except Exception as error:  # network, hub and cache raise errors of many types
         raise ValueError(f"there is no folder {model}, and the hub did not give it: {error}") from error
     refuse_unsafe(folder)
     return folder
 
 
 def refuse_unsafe(folder: Path) -> None:
-    """Refuse a model's folder that asks for code to be run, or that has links out of it or special files.
+    """Refuse a model's folder that names code to run, or that has links out of it or special files.
 
-    A snapshot of the hub's cache may have links to the blobs of the same model, which lie beside its snapshots.
+    A snapshot in the hub's cache may have links to the blobs of the same model, which lie beside its snapshots.
 
     Example:
         >>> import tempfile
@@ -76,12 +76,12 @@ def refuse_unsafe(folder: Path) -> None:
         if not module["type"].startswith("sentence_transformers."):
             raise ValueError(
                 f"{folder / 'modules.json'} names code of its own to run ({module['type']}), which snnk never does; "
-                "use a model of modules that sentence-transformers has"
+                "use a model that has modules of sentence-transformers only"
             )
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    """Everything in a folder, but for exports of other formats, which are not read; links are not followed."""
+    """All entries of a folder except exports in other formats, which are not read; links are not followed."""
     for place, folders, files in os.walk(folder):
         if Path(place) == folder:
             folders[:] = [name for name in folders if name not in EXPORTS]
@@ -103,10 +103,10 @@ def _check_entry(path: Path, allowed: list[Path]) -> None:
 
 
 def _check_config(path: Path, config: Any, allowed: list[Path]) -> None:
-    """Refuse a configuration that names a class in a file of its own, a kernel of the hub, or a file elsewhere.
+    """Refuse a configuration that names a class in a file of its own, a kernel on the hub, or a file elsewhere.
 
-    Tokenizers read the vocabulary that their configuration names. Paths of the machine where they were saved are left
-    in many, and do no harm where there is no such file.
+    Tokenizers read the vocabulary that their configuration names. Many still have paths of the machine where they were
+    saved, which are harmless if no such file exists.
     """
     if isinstance(config, dict):
         named = {"auto_map": config.get("auto_map")}
@@ -114,8 +114,8 @@ def _check_config(path: Path, config: Any, allowed: list[Path]) -> None:
         for key, value in named.items():
             if value:
                 raise ValueError(
-                    f"{path} names code of its own to run ({key}: {value}), which snnk never does; if the classes "
-                    f"of transformers itself are meant, remove {key} from the file"
+                    f"{path} names code of its own to run ({key}: {value}), which snnk never does; to use the classes "
+                    f"of transformers itself, remove {key} from the file"
                 )
         for key, value in config.items():
             if key.endswith("_file") and isinstance(value, str) and _is_elsewhere(value, allowed):
@@ -128,7 +128,7 @@ def _is_elsewhere(name: str, allowed: list[Path]) -> bool:
     try:
         target = Path(os.path.realpath(name))
         return target.exists() and not any(target.is_relative_to(place) for place in allowed)
-    except (OSError, ValueError):  # too long for a path, or with a zero in it
+    except (OSError, ValueError):  # too long for a path, or with a null character
         return False
 
 
@@ -141,7 +141,7 @@ def _check_index(path: Path, index: Any) -> None:
 
 
 def find_transformer(folder: Path) -> PurePosixPath:
-    """Where in the folder the transformer is: at the root, or where modules.json of sentence-transformers says.
+    """The place of the transformer in a folder: its root, or the path in modules.json of sentence-transformers.
 
     Example:
         >>> import tempfile
@@ -156,7 +156,7 @@ def find_transformer(folder: Path) -> PurePosixPath:
         try:
             inner = PurePosixPath(min(json.loads(modules.read_text()), key=lambda module: module["idx"])["path"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{modules} does not say where the transformer is: {error!r}") from error
+            raise ValueError(f"{modules} does not name the folder of the transformer: {error!r}") from error
         if inner.is_absolute() or ".." in inner.parts:
             raise ValueError(f"{modules} names {inner}, outside the folder")
     for place in (folder, folder / inner):
@@ -171,7 +171,7 @@ def find_transformer(folder: Path) -> PurePosixPath:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model's folder, in it whatever the index says; a ValueError if one is not there."""
+    """The safetensors files of a model's folder, by its index if it has one; a ValueError if one is missing."""
     index = folder / "model.safetensors.index.json"
     names: Any = ["model.safetensors"]
     if index.is_file():
@@ -188,9 +188,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def check_folder(folder: Path) -> list[Path]:
-    """The files of a model, read as far as their headers: refused if they are damaged or too small for config.json.
+    """The safetensors files of a model; a ValueError if their headers are damaged or have too few tensors.
 
-    A config.json with 10^6 layers would keep transformers busy for an hour before it looks at the files.
+    With 10^6 layers in config.json, transformers would be busy for an hour before it opens the files.
     """
     config = _io.read_json(folder / "config.json", "the configuration of a model")
     if not isinstance(config, dict):
@@ -210,13 +210,13 @@ def check_folder(folder: Path) -> list[Path]:
 
 
 def some(names: Iterable[str]) -> str:
-    """The first few names."""
+    """The first few names, for an error."""
     found = list(names)
     return ", ".join(found[:MOST]) + (f" and {len(found) - MOST} more" if len(found) > MOST else "")
 
 
 def pooling_of(folder: Path) -> str:
-    """How sentence-transformers pools tokens here, such as "cls_token"; "" if the folder does not say."""
+    """The pooling of a folder of sentence-transformers, such as "cls_token"; "" if it names none."""
     for module in _modules(folder):
         if module["type"].endswith("Pooling"):
             config = _json(folder / module["path"] / "config.json")
@@ -227,7 +227,7 @@ def pooling_of(folder: Path) -> str:
 
 
 def copy_others(folder: Path, inner: PurePosixPath, target: Path) -> str:
-    """Copy tokenizer, pooling and all else but the transformer's weights, its configuration and code; the old card.
+    """Copy all files but the transformer's weights and configuration, and code; returns the text of the old card.
 
     The folder has passed `refuse_unsafe`, so that no link leads out of it.
     """
@@ -249,7 +249,7 @@ def copy_others(folder: Path, inner: PurePosixPath, target: Path) -> str:
 
 
 def _other_model(folder: Path, ours: set[Path]) -> bool:
-    """Whether a folder inside a model's is a checkpoint of its training, or a model of its own."""
+    """Whether a subfolder of a model is a checkpoint of its training, or a model of its own."""
     if folder.resolve() in ours:
         return False
     files = [path.name for path in folder.iterdir()]
@@ -269,7 +269,7 @@ def _modules(folder: Path) -> list[dict[str, str]]:
 
 
 def _json(path: Path) -> Any:
-    """What a file holds; None if it is none, or no JSON that can be read."""
+    """The value in a JSON file; None if there is no such file, or it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

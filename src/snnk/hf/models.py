@@ -159,13 +159,13 @@ def refuse_keys(
     *,
     new_head: bool = False,
 ) -> None:
-    """Raise a ValueError that names tensors which the files lack, or have without a place in the model.
+    """Raise a ValueError that names tensors that the files lack, or for which the model has no place.
 
     Args:
-        model: as it was loaded.
+        model: the loaded model.
         missing, unexpected: `missing_keys` and `unexpected_keys` of transformers' loading info.
         source: the files, for the error.
-        saved_class: name of the class that they were saved from; None demands every tensor.
+        saved_class: name of the class that the files were saved from; with None every tensor must be there.
         new_head: the model gets another head than the files have, whatever its class.
     """
     every = not new_head and saved_class in (None, type(model).__name__)
@@ -190,7 +190,7 @@ def in_head(model: PreTrainedModel, key: str) -> bool:
 
 
 def _place(model: PreTrainedModel, key: str) -> tuple[nn.Module, str]:
-    """The base model or the whole one, and the name in it; files of the base model alone have no prefix."""
+    """The owner of a tensor, the base model or the whole model, and its name there; files may leave out the prefix."""
     base, prefix = model.base_model, f"{model.base_model_prefix}."
     if base is not model and not key.startswith(prefix) and key.partition(".")[0] in model._modules:
         return model, key
@@ -198,9 +198,9 @@ def _place(model: PreTrainedModel, key: str) -> tuple[nn.Module, str]:
 
 
 def _left_out(model: PreTrainedModel, key: str) -> bool:
-    """Whether a tensor is of a whole part that the class does without, of the base model or of a head.
+    """Whether a tensor belongs to a part, of the base model or of a head, that the class does not have at all.
 
-    It is not if it is a further layer of a list, or beside parameters of a module that the class has.
+    A further layer of a list is no such part, and neither is a tensor beside parameters of a module of the class.
     """
     owner, path = _place(model, key)
     head, inside = owner is not model.base_model, False
@@ -229,7 +229,7 @@ def refuse_sizes(model: nn.Module, files: Iterable[str | os.PathLike[str]]) -> N
     files = list(files)
     room = sum(os.path.getsize(file) for file in files)
     for name, p in model.named_parameters() if files else ():
-        if p.numel() > room:  # a number takes one byte at least
+        if p.numel() > room:  # a number takes at least one byte
             raise ValueError(
                 f"config.json makes {name} {tuple(p.shape)}, more than there is in {some(map(str, files))} "
                 f"({room:,} bytes): config.json was changed; copy or save it again"
@@ -249,7 +249,7 @@ def check_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def in_memory(ffns: list[FFN]) -> list[FFN]:
-    """The blocks, if their layers have weights here; what is offloaded can neither be fitted nor replaced."""
+    """The blocks; a ValueError if weights are offloaded, which can neither be fitted nor replaced."""
     away = [ffn.name for ffn in ffns if any(p.is_meta for p in ffn.block.parameters())]
     if away:
         raise ValueError(
@@ -266,7 +266,7 @@ def place(batch: Batch, model: nn.Module) -> dict[str, Any]:
 
 
 class evaluating:
-    """`with evaluating(model)`: eval mode inside; outside each module's own, for a new one that of its parent."""
+    """`with evaluating(model)`: eval mode inside; afterwards each module has its own mode, a new one its parent's."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.modes = model, {module: module.training for module in model.modules()}

@@ -1,8 +1,8 @@
-"""Saving and loading compressed models by transformers' own save_pretrained and from_pretrained.
+"""Saving and loading compressed models with transformers' own save_pretrained and from_pretrained.
 
-transformers rebuilds modules before it loads weights for models with a `quantization_config`; that is where replaced
-blocks come back, for every head, dtype and device map. Nothing here is quantised: after loading, the model is a plain
-one again, that trains, casts and saves.
+For a model with a `quantization_config`, transformers rebuilds modules before it loads weights. There, replaced blocks
+are put back, for every head, dtype and device map. Nothing is quantised: after loading, the model is a plain one again,
+which can be trained, cast and saved.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.quantizers.auto import (
     AUTO_QUANTIZATION_CONFIG_MAPPING,
     AUTO_QUANTIZER_MAPPING,
@@ -31,20 +31,20 @@ from snnk.hf.replace import METHOD, SNNKQuantizationConfig, note_, rebuild_
 
 
 class SNNKQuantizer(HfQuantizer):
-    """Rebuilds replaced blocks inside from_pretrained, and sees to it that every tensor was in the file."""
+    """Rebuilds replaced blocks inside from_pretrained, and checks that every tensor was in the file."""
 
-    requires_calibration = True  # transformers then refuses to quantise while loading: compress_ does that
+    requires_calibration = True  # transformers then refuses to quantise while loading, which is the work of compress_
 
     def __init__(self, quantization_config: Any, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.pooler: Pooler | None = None
         self.source = "the file"
-        self.saved_class: str | None = None  # that the file is of
+        self.saved_class: str | None = None  # name of the class that the file was saved from
         self.info: Any = None  # transformers' lists of missing and unexpected keys
 
-    def update_attn_implementation(self, config: Any) -> Any:
-        """The only step that sees the configuration before the model is made: a local folder's sizes are checked."""
+    def update_attn_implementation(self, config: PretrainedConfig) -> PretrainedConfig:
+        """Check the sizes of a local folder: no other step gets the configuration before the model is made."""
         folder = Path(config.name_or_path or "")
         if any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
             check_folder(folder)
@@ -77,7 +77,7 @@ class SNNKQuantizer(HfQuantizer):
         self._check(model)
         if self.pooler is not None and not self.pooler.fits:
             note_(self.pooler.configs, None, None)  # the file's head is not part of this model
-        # transformers would refuse .half(), training, and saving as if these were integers
+        # otherwise transformers would refuse .half(), training and saving, as for a model of integers
         del model.hf_quantizer, model.quantization_method
         model.is_quantized = False  # type: ignore[assignment]
         for module in model.modules():
@@ -86,7 +86,7 @@ class SNNKQuantizer(HfQuantizer):
         return model
 
     def _listen(self, model: PreTrainedModel) -> None:
-        """Keep the lists of keys that from_pretrained makes, and gives to callers only who ask for them."""
+        """Keep the lists of keys that from_pretrained makes, and returns only on request."""
         adjust: Any = model._adjust_missing_and_unexpected_keys
 
         def listen(info: Any) -> None:
@@ -96,7 +96,7 @@ class SNNKQuantizer(HfQuantizer):
         model._adjust_missing_and_unexpected_keys = listen  # type: ignore[assignment, method-assign]
 
     def _check(self, model: PreTrainedModel) -> None:
-        """transformers checks no shapes when there is a quantizer, and only logs what is missing."""
+        """Check shapes and keys: with a quantizer, transformers checks no shapes, and it only logs missing keys."""
         del model._adjust_missing_and_unexpected_keys
         tensors = model.state_dict(keep_vars=True)
         wrong = [
@@ -116,13 +116,13 @@ class SNNKQuantizer(HfQuantizer):
             f"{name}.{key}"
             for name, part in parts.items()
             for key, tensor in part.state_dict(keep_vars=True).items()
-            # offloaded weights are on the meta device and are read when they are needed
+            # offloaded weights are on the meta device until they are needed
             if not tensor.is_meta and not getattr(tensor, "_is_hf_initialized", False)
         ]
         if missing:
             raise ValueError(f"{self.source} has no {', '.join(missing)}")
         if self.info is None:
-            raise ValueError("this version of transformers does not say which keys are missing; install another")
+            raise ValueError("this version of transformers does not list missing keys; install another version")
         refuse_keys(model, self.info.missing_keys, self.info.unexpected_keys, self.source, self.saved_class)
         refuse_nan(model, self.source)
 
@@ -143,9 +143,9 @@ class SNNKQuantizer(HfQuantizer):
 
 
 def _check_keys(files: list[str], wanted: Iterable[str], elsewhere: str) -> None:
-    """No feature map in the files that the configuration does not know of, or that is not part of a head left out.
+    """Refuse feature maps in the files that the configuration does not name, unless they are part of a head left out.
 
-    transformers only logs unexpected keys, and may rename keys (ViT), but not what follows a map's name, which is ours.
+    transformers only logs unexpected keys. It may rename keys (ViT), but never the part behind the name of a map.
     """
     if not all(str(file).endswith(".safetensors") for file in files):
         raise ValueError(f"compressed models are saved as safetensors only; got {', '.join(map(str, files))}")
@@ -159,7 +159,7 @@ def _check_keys(files: list[str], wanted: Iterable[str], elsewhere: str) -> None
 
 
 def _map_tensors(keys: Iterable[str]) -> Iterator[str]:
-    """What follows the name of a feature map in keys: `map` in blocks, `feature_map` in SNNK layers."""
+    """The part of each key behind the name of a feature map, which is `map` in blocks, `feature_map` in SNNK layers."""
     for key in keys:
         before, _, name = key.replace(".feature_map.", ".map.").rpartition(".map.")
         if before:
@@ -167,7 +167,7 @@ def _map_tensors(keys: Iterable[str]) -> Iterator[str]:
 
 
 def register() -> None:
-    """Tell transformers how to load compressed models; `import snnk.hf` does it."""
+    """Register the quantizer with transformers, so that it loads compressed models; `import snnk.hf` does this."""
     if METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         register_quantization_config(METHOD)(SNNKQuantizationConfig)
     if METHOD not in AUTO_QUANTIZER_MAPPING:

@@ -170,7 +170,7 @@ def test_errors():
         probe(model, BATCH)
     with pytest.raises(ValueError, match=r"BertForMultipleChoice cannot be run on inputs \{'input_ids': \(3, 4\)"):
         probe(make("BertForMultipleChoice"), BATCH)
-    with pytest.raises(ValueError, match="set return_dict to true"):
+    with pytest.raises(ValueError, match="set return_dict"):
         probe(make("BertModel", return_dict=False), BATCH)
     training = make("BertModel").train()
     assert probe(training, BATCH).pooled and training.training

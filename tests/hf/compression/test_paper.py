@@ -66,12 +66,12 @@ def test_uptraining_with_accelerate(tmp_path):
 
 
 def test_bad_calls():
-    with pytest.raises(ValueError, match=r"layers.0 is gated, no f\(Wx \+ b\)"):
+    with pytest.raises(ValueError, match=r"layers.0 is gated, so that it has no layer f\(Wx \+ b\)"):
         replace_ffn_(make("llama"), "all")
     model = make("bert")
-    with pytest.raises(ValueError, match="no block of the model holds an SNNK layer"):
+    with pytest.raises(ValueError, match="no block of the model has an SNNK layer"):
         bundle_(model)
     replace_ffn_(model, [0])
-    with pytest.raises(ValueError, match=r"encoder.layer.0 was replaced already"):
+    with pytest.raises(ValueError, match=r"encoder.layer.0 was replaced before"):
         replace_ffn_(model, "all")
     assert find_ffns(model)[1].kind == "dense"

@@ -1,23 +1,23 @@
-"""How far a compressed model's outputs are from the original's, without labels.
+"""Agreement of a compressed model's outputs with the original's, without labels.
 
-Compared are the logits of every head that a model has, or else, for each sequence, the mean of the last hidden states
-over its tokens. Padding never counts, and neither does a sequence that is nothing but padding.
+The logits of all heads are compared, or, for a model without a head, the mean of the last hidden states over the tokens
+of each sequence. Padding does not count, and neither does a sequence of nothing but padding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from snnk.hf.models import evaluating, place
+from snnk.hf.models import Batch, evaluating, place
 
-MOST_TOKENS = 256  # of a batch whose logits over a vocabulary are kept
-# Heads with logits (batch, classes), which are (batch, tokens) to the eye where texts have as many tokens as classes.
+MOST_TOKENS = 256  # tokens per batch whose logits over a vocabulary are kept
+# Heads with logits (batch, classes), which cannot be told from (batch, tokens) if there are as many tokens as classes.
 SEQUENCE_HEADS = ("ForSequenceClassification", "ForNextSentencePrediction", "ForMultipleChoice")
 SEQUENCE_LOGITS = "seq_relationship_logits"  # beside logits of tokens
 MEANS = "mean"  # name of the means of last hidden states
@@ -25,7 +25,7 @@ MEANS = "mean"  # name of the means of last hidden states
 
 @dataclass(frozen=True)
 class Outputs:
-    """Of one batch: under the name of each output, vectors (n, k) in float32 of its sequences or tokens."""
+    """The outputs of one batch by name: vectors (n, k) of its sequences or tokens, in float32."""
 
     values: dict[str, Tensor]
 
@@ -35,7 +35,7 @@ class Outputs:
 
     @property
     def compared(self) -> str:
-        """What the vectors are, in words."""
+        """A description of the vectors, for reports."""
         if self.pooled:
             return "mean of the last hidden states over the tokens of each input (mean pooling)"
         return " and ".join(self.values)
@@ -43,28 +43,28 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Read:
-    """What a model gave for a batch, padding left out: logits (n, k) by name or, without any, states (n, tokens, d)."""
+    """What a model returned for a batch, without padding: logits (n, k) by name, or else states (n, tokens, d)."""
 
     logits: dict[str, Tensor]
     states: Tensor | None = None
-    mask: Tensor | None = None  # (n, tokens, 1), of the states
+    mask: Tensor | None = None  # (n, tokens, 1), for the states
 
     def __len__(self) -> int:
         return len(next(iter(self.logits.values()), self.states if self.states is not None else ()))
 
     def means(self) -> Tensor:
-        """(n, d), of the states over tokens."""
+        """The means of the states over tokens, (n, d)."""
         if self.states is None or self.mask is None:
-            raise ValueError("there are no hidden states beside logits")
+            raise ValueError("a model with logits has no hidden states here")
         return (self.states.float() * self.mask).sum(1) / self.mask.sum(1)  # in float16 a sum may overflow
 
 
-def read(model: Any, batch: Mapping[str, Any]) -> Read:
-    """Run a model on a batch; gradients are left as the caller has them."""
+def read(model: PreTrainedModel, batch: Batch) -> Read:
+    """Run a model on a batch, with or without gradients, as the caller has set them."""
     batch = place(batch, model)
     found = model(**batch)
     if not isinstance(found, Mapping):
-        raise ValueError(f"{type(model).__name__} gave a {type(found).__name__}; set return_dict to true in its config")
+        raise ValueError(f"{type(model).__name__} returned a {type(found).__name__}; set return_dict in its config")
     logits = {
         name: _rows(value, batch, name == SEQUENCE_LOGITS or type(model).__name__.endswith(SEQUENCE_HEADS))
         for name, value in found.items()
@@ -85,8 +85,8 @@ def read(model: Any, batch: Mapping[str, Any]) -> Read:
 
 
 @torch.no_grad()
-def outputs_of(model: Any, batch: Mapping[str, Any]) -> Outputs:
-    """Logits of all heads, or the means of the last hidden states; a ValueError if there is an inf or nan in them."""
+def outputs_of(model: PreTrainedModel, batch: Batch) -> Outputs:
+    """Logits of all heads, or the means of the last hidden states; a ValueError if they are not finite."""
     seen = read(model, batch)
     values = {name: x[:MOST_TOKENS] if x.shape[1] > 1 else x for name, x in seen.logits.items()}
     kept = {name: x.float().cpu() for name, x in (values or {MEANS: seen.means()}).items()}
@@ -99,8 +99,8 @@ def outputs_of(model: Any, batch: Mapping[str, Any]) -> Outputs:
     return Outputs(kept)
 
 
-def probe(model: Any, batch: Mapping[str, Any]) -> Outputs:
-    """Outputs of one batch, or a ValueError that says why there are none that could be compared: before any work.
+def probe(model: PreTrainedModel, batch: Batch) -> Outputs:
+    """Outputs of one batch; a ValueError, before any work, if there are none that could be compared.
 
     Example:
         >>> from transformers import BertConfig, BertForQuestionAnswering
@@ -114,17 +114,17 @@ def probe(model: Any, batch: Mapping[str, Any]) -> Outputs:
             return outputs_of(model, batch)
     except ValueError:
         raise
-    except Exception as error:  # it is the model's code that fails, with anything
+    except Exception as error:  # the model's code may raise anything
         shapes = {name: tuple(value.shape) for name, value in batch.items() if isinstance(value, Tensor)}
         raise ValueError(f"{type(model).__name__} cannot be run on inputs {shapes}: {error}") from error
 
 
 def agreement(before: list[Outputs], after: list[Outputs]) -> dict[str, float]:
-    """Figures by name, with that of the output in front where there are several.
+    """Measures of agreement by name, with the name of the output in front if there are several.
 
-    Of vectors, the cosine, mean and worst; of logits also KL divergence and how often the best agrees, of means how
-    alike they rank neighbours. Of single numbers (regression, a score of each token) correlations and squared error
-    over variance, as every cosine would be 1 or -1.
+    Vectors are compared by their mean and worst cosine; logits also by KL divergence and by how often the best class is
+    the same; means of states by how similarly they rank neighbours. Single numbers (regression, a score per token) are
+    compared by correlations and by squared error over variance, as every cosine would be 1 or -1.
     """
     found: dict[str, float] = {}
     for name in before[0].values:
@@ -144,7 +144,7 @@ def _of_vectors(a: Tensor, b: Tensor, logits: bool) -> dict[str, float]:
         p, q = a.log_softmax(1), b.log_softmax(1)
         found["KL divergence"] = float((p.exp() * (p - q)).sum(1).mean())
         found["same best"] = float((a.argmax(1) == b.argmax(1)).float().mean())
-    else:  # of similarities of neighbouring inputs: what a search by these vectors would rank
+    else:  # similarities of neighbouring inputs, as a search by these vectors would rank them
         ours, theirs = (F.cosine_similarity(x[:-1], x[1:], dim=1) for x in (a, b))
         if _varies(ours):
             found["rank agreement"] = _correlation(_ranks(ours), _ranks(theirs))
@@ -164,7 +164,7 @@ def _varies(x: Tensor) -> bool:
 
 
 def _correlation(a: Tensor, b: Tensor) -> float:
-    """Pearson's; 0 if b is constant, as it then says nothing of a."""
+    """Pearson's correlation; 0 if b is constant."""
     return float(F.cosine_similarity(a.double() - a.double().mean(), b.double() - b.double().mean(), dim=0))
 
 
@@ -174,14 +174,14 @@ def _ranks(x: Tensor) -> Tensor:
     return torch.from_numpy(rankdata(x.numpy()))
 
 
-def _mask(batch: Mapping[str, Any]) -> Tensor | None:
-    """Which tokens are not padding, in the shape of the inputs; None for images."""
+def _mask(batch: Batch) -> Tensor | None:
+    """True for tokens that are not padding, in the shape of the inputs; None for images."""
     mask, ids = batch.get("attention_mask"), batch.get("input_ids")
     return mask.bool() if mask is not None else None if ids is None else torch.ones_like(ids, dtype=torch.bool)
 
 
-def _rows(logits: Tensor, batch: Mapping[str, Any], sequence: bool) -> Tensor:
-    """(n, k), of tokens or sequences, without padding."""
+def _rows(logits: Tensor, batch: Batch, sequence: bool) -> Tensor:
+    """Logits (n, k) of tokens or sequences, without padding."""
     mask = _mask(batch)
     if logits.ndim > 2:
         flat = logits.flatten(0, -2)

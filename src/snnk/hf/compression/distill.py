@@ -1,17 +1,18 @@
-"""Distillation after compression: the new matrices trained, by a few steps, towards the original's outputs."""
+"""Distillation after compression: a few gradient steps of the new matrices towards the original's outputs."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from snnk.hf.compression.agreement import Read, probe, read
+from snnk.hf.models import Batch
 from snnk.hf.replace import Replacement
 from snnk.ridge.atoms import relative_adam
 
@@ -19,9 +20,15 @@ RATE, WARM_UP = 0.02, 10
 
 
 def recover_(
-    model: Any, teacher: Any, replacements: list[Replacement], batches: list[Any], *, steps: int, seed: int = 0
+    model: PreTrainedModel,
+    teacher: PreTrainedModel,
+    replacements: list[Replacement],
+    batches: list[Batch],
+    *,
+    steps: int,
+    seed: int = 0,
 ) -> None:
-    """Train what replaced the blocks, in place, to give the teacher's outputs on the batches; nothing else changes.
+    """Train the modules that replaced the blocks, in place, to return the teacher's outputs; nothing else changes.
 
     A ValueError leaves the model as it was before.
     """
@@ -35,10 +42,17 @@ def recover_(
     except ValueError as error:
         for p, value in zip(parameters, before, strict=True):
             p.data.copy_(value)
-        raise ValueError(f"recovery failed, and the model is as it was before it: {error}") from error
+        raise ValueError(f"recovery failed, and the model is as it was before: {error}") from error
 
 
-def _train(model: Any, teacher: Any, parameters: list[Any], batches: list[Any], steps: int, seed: int) -> None:
+def _train(
+    model: PreTrainedModel,
+    teacher: PreTrainedModel,
+    parameters: list[nn.Parameter],
+    batches: list[Batch],
+    steps: int,
+    seed: int,
+) -> None:
     from accelerate import Accelerator
 
     accelerator = Accelerator()
@@ -55,8 +69,8 @@ def _train(model: Any, teacher: Any, parameters: list[Any], batches: list[Any], 
         with torch.enable_grad(), accelerator.autocast():
             loss = _distance(read(model, batch), wanted)
             if not bool(loss.isfinite()):
-                told = f"the distance is {float(loss.detach())} at step {step + 1} of {steps}"
-                raise ValueError(f"outputs are not finite, {told}")
+                distance = float(loss.detach())
+                raise ValueError(f"outputs are not finite: the distance is {distance} at step {step + 1} of {steps}")
             accelerator.backward(loss)
         adam.step()
         schedule.step()
@@ -64,8 +78,8 @@ def _train(model: Any, teacher: Any, parameters: list[Any], batches: list[Any], 
 
 
 @contextmanager
-def _training(model: Any, parameters: list[Any]) -> Iterator[None]:
-    """Gradients for these parameters alone; afterwards as it was."""
+def _training(model: PreTrainedModel, parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Gradients for these parameters alone; afterwards requires_grad is as before."""
     others = [(p, p.requires_grad) for p in model.parameters()]
     try:
         for p, _ in others:
@@ -80,10 +94,10 @@ def _training(model: Any, parameters: list[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _in_float32(model: Any) -> Iterator[None]:
-    """The whole model, and back: in float16 the sums of Adam underflow, and so may gradients on the way to them.
+def _in_float32(model: PreTrainedModel) -> Iterator[None]:
+    """The model in float32, as in float16 the sums of Adam underflow, and gradients may; afterwards in its own dtype.
 
-    What is not trained comes back bit for bit.
+    Tensors that are not trained come back bit for bit.
     """
     short = (torch.float16, torch.bfloat16)
     tensors = [(t, t.dtype) for t in (*model.parameters(), *model.buffers()) if t.dtype in short]
@@ -93,7 +107,7 @@ def _in_float32(model: Any) -> Iterator[None]:
         yield
     finally:
         for t, dtype in tensors:
-            t.grad = None  # of the other dtype
+            t.grad = None  # it has the other dtype
             t.data = t.data.to(dtype)
 
 

@@ -1,7 +1,6 @@
-"""What `snnk compress` writes about a compressed model: a page with pictures, a model card, and how fast it is.
+"""The report on a compressed model: a page with pictures, a model card, and the measured latency.
 
-Page and card are made from report.json alone. The page is one file: pictures are SVG elements in it, and it loads
-nothing from anywhere.
+Page and card are made from report.json alone. The page is one file that loads nothing else; its pictures are SVG.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from html import unescape
 from typing import Any
 
 import torch
-from torch import Tensor
+from transformers import PreTrainedModel
 
 from snnk._text import html as escape
 from snnk._text import markdown, printable
 from snnk.hf.compression.planning import KEPT
 from snnk.hf.cost import counting_mode, in_turns
-from snnk.hf.models import place
+from snnk.hf.models import Batch, place
 
 FORMAT = "snnk.CompressReport/1"
-SECONDS = 4.0  # that latency is measured for, about
+SECONDS = 4.0  # approximate duration of the measurement of latency
 OLD, NEW, GREY = "#b9c0cb", "#1f6fb2", "#5b6472"
-FIGURES = (  # of agreement, in order of preference: one of each row is shown first of all
+FIGURES = (  # measures of agreement in order of preference: one of each row is shown in the headline
     {"cosine": "mean cosine to the original", "Pearson": "correlation with the original"},
     {
         "same best": "same best class",
@@ -37,9 +36,9 @@ CARRIED = ("license", "license_name", "license_link", "language", "pipeline_tag"
 
 
 def latency(
-    original: Any, compressed: Any, batches: Sequence[Mapping[str, Tensor]], *, seconds: float = SECONDS
+    original: PreTrainedModel, compressed: PreTrainedModel, batches: Sequence[Batch], *, seconds: float = SECONDS
 ) -> dict[str, Any]:
-    """Seconds of two models for the same batches, in rounds in which they take turns in being first: see `in_turns`.
+    """Seconds of two models for the same batches, measured in turns by `in_turns`.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -50,7 +49,7 @@ def latency(
     """
     chosen = batches[:: max(1, len(batches) // 4)][:4]
 
-    def forward(model: Any) -> Callable[[], None]:
+    def forward(model: PreTrainedModel) -> Callable[[], None]:
         def run() -> None:
             for batch in chosen:
                 float(model(**place(batch, model))[0].flatten()[0])  # waits for an accelerator
@@ -70,7 +69,7 @@ def latency(
 
 
 def html(report: Mapping[str, Any]) -> str:
-    """report.html of the contents of report.json."""
+    """The text of report.html, from the contents of report.json."""
     blocks = report["report"]["blocks"]
     planned = {block["name"]: block for block in report["plan"]["blocks"]}
     names = [block["name"] for block in blocks]
@@ -104,7 +103,8 @@ svg {{ width: 100%; height: auto }} h2 {{ margin-top: 1.8em; font-size: 1.15em }
 <h2>Parameters of each block</h2>
 {bars(names, [("before", OLD, before), ("after", NEW, after)], left)}
 <h2>Held-out error of each block</h2>
-<p>Squared, over the variance of what the block is to add so that the original's residual stream is met.</p>
+<p>Squared error over the variance of the target, which is what the block must add to restore the original's residual
+stream.</p>
 {bars(names, [("held-out error", NEW, errors)], [_error(b) for b in blocks])}
 <h2>Blocks</h2>
 <table class="blocks"><tr><th>block</th><th>is now</th><th>parameters before</th><th>after</th>
@@ -117,14 +117,14 @@ svg {{ width: 100%; height: auto }} h2 {{ margin-top: 1.8em; font-size: 1.15em }
 
 
 def headline(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(what, figure) of the first row: size, speed, agreement."""
+    """(description, figure) of size, speed and agreement, for the first row of the page."""
     size, speed = report["bytes"], report["latency"]
     found = [
         ("stored", f"{size['original'] / 1e6:.1f} &rarr; {size['compressed'] / 1e6:.1f} MB"),
         (f"as fast, {speed['threads']} thread(s)", f"{speed['speedup']:.2f} &times;"),
     ]
     agreed = report["agreement"]
-    first = {figure.rpartition(": ")[2]: figure for figure in reversed(agreed)}  # of several outputs
+    first = {figure.rpartition(": ")[2]: figure for figure in reversed(agreed)}  # the first of several outputs
     for row in FIGURES:
         name = next((name for name in row if name in first), None)
         if name is not None:
@@ -138,7 +138,7 @@ def bars(
     labels: Sequence[str],
     full: float | None = None,
 ) -> str:
-    """An SVG of horizontal bars: for each name one of each series (title, colour, values), a label behind the last.
+    """An SVG of horizontal bars: per name, one bar for each series (title, colour, values), and a label at the last.
 
     Example:
         >>> bars(["a"], [("before", "grey", [4.0]), ("after", "blue", [1.0])], ["1"]).count("<rect")
@@ -175,7 +175,7 @@ def bars(
 
 
 def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
-    """README.md of a compressed model; of the original's card, licence and language are taken over."""
+    """The model card of a compressed model, with licence and language of the original's card."""
     card = front_matter(original_card)
     library = "sentence-transformers" if report["sentence_transformers"] else "transformers"
     front = {"base_model": printable(report["base_model"]), "library_name": library, "tags": ["snnk", "compressed"]}
@@ -221,7 +221,8 @@ AutoModel.from_pretrained works too, once `snnk.hf` is imported.
 |---|---|---|---|---|
 {lines(blocks)}
 
-An error is squared, over the variance of what the block is to add.
+An error is the squared error over the variance of the target, which is what the block must add to restore the
+original's residual stream.
 
 ## Calibration data and measured loss
 
@@ -229,12 +230,12 @@ Fitted to {markdown(_calibration(report))}. On {report["report"]["held_out_token
 against the original: {markdown(agreed)}. Compared: {markdown(report["compared"])}. Measure the loss on your own task
 before you rely on it.
 
-report.html has pictures, report.json all figures, plan.json the plan.
+report.html shows pictures, report.json has all figures, and plan.json has the plan.
 """
 
 
 def front_matter(card: str) -> list[str]:
-    """Lines of plain values that stay true for the compressed model, the licence first of all."""
+    """Lines of a card's front matter that stay true for the compressed model, above all the licence."""
     found = re.match(r"---\n(.*?)\n---", card, re.DOTALL)
     lines = found[1].split("\n") if found else []
     plain = (re.fullmatch(rf"({'|'.join(CARRIED)}): *(\w[\w./:-]*(?<!:)) *", line) for line in lines)
@@ -258,7 +259,7 @@ def _calibration(report: Mapping[str, Any]) -> str:
 
 
 def _whole(report: Mapping[str, Any]) -> list[tuple[str, float, str]]:
-    """(what, part of the original, label)."""
+    """(description, part of the original, label) of the whole model."""
     done, planned, size, speed = report["report"], report["plan"]["blocks"], report["bytes"], report["latency"]
     kept = {b["name"]: b["refused"] for b in done["blocks"]}
     work = sum(b["multiply_adds_before"] for b in planned)
@@ -300,7 +301,7 @@ def _facts(report: Mapping[str, Any]) -> dict[str, str]:
         "agreement, held out": ", ".join(f"{name} {value:.4f}" for name, value in report["agreement"].items()),
         "compared": report["compared"],
         "latency": f"{speed['original_seconds']:.4f} s before, {speed['compressed_seconds']:.4f} s after, for "
-        f"{speed['batches']} batches; median of {speed['rounds']} rounds in turns, the second by the median ratio",
+        f"{speed['batches']} batches; medians of {speed['rounds']} rounds in turns",
         "settings": ", ".join(f"{key} {value}" for key, value in report["settings"].items() if value is not None),
         "versions": ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
         "time": f"{report['report']['seconds']:.0f} s",
