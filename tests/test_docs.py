@@ -16,9 +16,8 @@ HOMES = ("snnk.maps", "snnk.nn", "snnk.ridge")  # packages behind the names of `
 def listed():
     """Package -> names in its table of docs/api.md."""
     parts = re.split(r"^## `(.*)`$", (ROOT / "docs" / "api.md").read_text(), flags=re.MULTILINE)[1:]
-    rows = {
-        name: re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE) for name, text in zip(parts[::2], parts[1::2])
-    }
+    tables = zip(parts[::2], parts[1::2], strict=True)
+    rows = {name: re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE) for name, text in tables}
     assert all(len(set(names)) == len(names) for names in rows.values())
     return rows
 
@@ -83,3 +82,29 @@ def test_a_circle_of_imports_is_named():
     spec.loader.exec_module(graph)
     with pytest.raises(ValueError, match="circle: a, b"):
         graph.levels({("a", "b"): True, ("b", "a"): True, ("b", "c"): True})
+
+
+def code_blocks():
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("block", code_blocks(), ids=lambda text: text.split()[1].strip(","))
+def test_the_code_of_the_readme_runs(block, tmp_path, monkeypatch, capsys):
+    import torch
+    import transformers
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = transformers.BertModel(transformers.BertConfig(vocab_size=40, **sizes)).eval()
+    ids = torch.randint(40, (20, 8, 12))
+    batches = [{"input_ids": x, "attention_mask": torch.ones_like(x)} for x in ids]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, "README.md", "exec"), {"model": model, "batches": batches, "train_loader": batches})
+
+
+def test_the_tests_that_the_page_on_robustness_names_exist():
+    rows = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs" / "robustness.md").read_text())
+    assert len(rows) > 80
+    for path, name in rows:
+        assert f"def {name}(" in (ROOT / "tests" / path).read_text(), (path, name)
+    files = re.findall(r"^\| `([\w/]+\.py)` \|", (ROOT / "docs" / "robustness.md").read_text(), flags=re.MULTILINE)
+    assert all((ROOT / "src" / "snnk" / file).exists() for file in files)
