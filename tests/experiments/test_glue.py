@@ -8,31 +8,23 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from transformers import BertModel, DistilBertConfig, DistilBertModel
 
 from snnk.cli import main
 from snnk.experiments import adapters, compression, glue, load, uptraining, vision
-from snnk.experiments.lab import data, tiny, tuning
+from snnk.experiments.lab import tiny
 from snnk.experiments.lab.data import NOWHERE, Source
 from snnk.experiments.lab.page import write_page
 from snnk.experiments.lab.records import Results, Stored
-from snnk.finetune import METHODS
 from snnk.finetune.glue import GLUE
-from snnk.hf.data import labelled_images, open_image
+
+from helpers.experiments import MEASURED, Rows, table_row
 
 NAMES = ("glue", "vision", "uptraining", "uptraining-images", "compression", "adapters")
-MEASURED = ("seconds", "seconds_a_step", "peak_GB", "commit", "environment")
+
+
 DIM, WIDTH = tiny.SIZES["hidden_size"], tiny.SIZES["intermediate_size"]
-
-
-def run(capsys, *args):
-    with pytest.raises(SystemExit) as stop:
-        main(list(args))
-    out, err = capsys.readouterr()
-    return stop.value.code, out, err
 
 
 @pytest.fixture(scope="module")
@@ -44,19 +36,6 @@ def folder(tmp_path_factory):
             main(["reproduce", name, "--quick", "--out", str(found)])
         assert stop.value.code == 0, name
     return found
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    found = tmp_path_factory.mktemp("tiny")
-    return {"model": tiny.make_bert(found / "tiny-bert"), "data_dir": tiny.make_glue(found)}
-
-
-class Rows(Results):
-    """Hand-made rows."""
-
-    def __init__(self, rows, **config):
-        self.rows, self.config = rows, config
 
 
 def numbers(value):
@@ -223,104 +202,6 @@ def test_adapters_take_the_rate_that_validation_chose(folder):
         assert [r["learning_rate"] for r in tried] == list(adapters.QUICK.rates) and final["seed"] == 1
 
 
-def test_rates_beside_the_best_are_tried_too(tmp_path):
-    config = adapters.Config(("cola", "stsb"), ("snnk", "lora"), rates=(1.0, 2.0, 3.0, 4.0, 5.0), seeds=2)
-    scores = {"snnk": {2: 0.5, 3: 0.4, 4: 0.3, 1: 0.6}, "lora": {2: 0.1, 3: 0.2, 4: 0.1}}
-    results = Results(tmp_path / "rows.json", config)
-    seen = []
-    for wave in adapters.waves(config, results):
-        seen.append([(k["stage"], k["task"], k["method"], k["learning_rate"], k["seed"]) for k in wave])
-        for key in wave:
-            results.add({**key, "validation": scores[key["method"]][key["learning_rate"]]})
-    first = [("tuning", "cola", method, rate, 0) for method in ("snnk", "lora") for rate in (2.0, 3.0, 4.0)]
-    assert seen[:2] == [first, [("tuning", "cola", "snnk", 1.0, 0)]] and len(seen) == 3
-    rates = {"snnk": 1.0, "lora": 3.0}
-    finals = [("final", task, m, rates[m], s) for s in (1, 2) for task in config.tasks for m in config.methods]
-    assert seen[2] == finals
-    assert len(results.rows) <= adapters.total(config)
-    equal = Results(tmp_path / "equal.json", config)
-    for wave in adapters.waves(config, equal):
-        for key in reversed(wave):  # as processes end; all alike
-            equal.add({**key, "validation": 0.0 if key["learning_rate"] > 2 else None})
-    assert {r["learning_rate"] for r in equal if r["stage"] == "final"} == {3.0}
-
-
-def test_a_training_that_diverges_is_a_row_without_figures(files):
-    config = replace(adapters.QUICK, max_steps=20, schedule="constant")
-    key = {"stage": "tuning", "task": "cola", "method": "houlsby", "learning_rate": 1e30, "seed": 0}
-    assert adapters.measure(key, config, files) == {**key, "validation": None, "dev": None}
-
-
-def test_a_row_of_its_own_process_has_its_own_memory(files):
-    config = replace(adapters.QUICK, max_steps=2)  # --quick alone trains in this process
-    key = {"stage": "tuning", "task": "cola", "method": "lora", "learning_rate": 1e-3, "seed": 0}
-    here, there = adapters.measure(key, config, files), adapters._alone(key, config, files)
-    assert 0.05 < there["peak_GB"] <= here["peak_GB"] + 0.05
-    assert {k: v for k, v in here.items() if k not in MEASURED} == {k: v for k, v in there.items() if k not in MEASURED}
-
-
-@pytest.mark.parametrize("name", ["snnk-pooler", "houlsby"])
-def test_a_method_as_an_object_is_that_of_its_name(name, files):
-    options = {"task": "cola", "features": 4, "max_steps": 6, "batch_size": 16, "seed": 3}
-    named = tuning.tuned(files, method=name, **options)
-    given = tuning.tuned(files, METHODS[name], method=name, **options)
-    first, second = (tuning.row_of(found, "mcc") for found in (named, given))
-    assert first.pop("seconds") > 0 and second.pop("seconds") > 0
-    assert first == second and named.metrics["scores"] == given.metrics["scores"]
-
-
-def test_variants_differ_from_what_they_vary(files):
-    known = tuning.variants()
-    assert set(known) == {"pooler", "tanh-pooler", "random-pooler", "closed-form", "pfeiffer"}
-    options = {"method": "snnk-pooler", "task": "stsb", "features": 8, "max_steps": 0}
-    ways = [known["tanh-pooler"][1], known["random-pooler"][1], None]
-    losses = [tuning.tuned(files, way, **options).metrics["scores"]["test"]["loss"] for way in ways]
-    assert len(set(losses)) == 3
-
-
-def test_where_model_and_data_come_from(tmp_path, capsys):
-    made = tiny.make_glue(tmp_path / "made")
-    with tiny.glue(glue.Config(), glue.QUICK, Source(made)) as found:
-        assert found == {"model": "bert-base-uncased", "data_dir": made}
-    with tiny.glue(replace(glue.QUICK, seeds=4), glue.QUICK, Source(model="own")) as found:
-        assert found["model"] == "own" and Path(found["data_dir"], "MRPC", "dev.tsv").is_file()
-    for name, message in (("glue", "gluebenchmark.com"), ("vision", "cifar10")):
-        code, _, err = run(capsys, "reproduce", name, "--out", str(tmp_path))
-        assert code == 2 and message in err and "--data-dir" in err and not (tmp_path / f"{name}.json").exists()
-    code, _, err = run(capsys, "reproduce", "glue", "--data-dir", made, "--model", str(tmp_path))
-    assert code == 2 and str(tmp_path) in err
-
-
-def test_images_of_cifar_and_of_folders(tmp_path, monkeypatch):
-    from PIL import Image
-
-    monkeypatch.setitem(data.DATASETS, "cifar10", replace(data.DATASETS["cifar10"], rows={"train": 6, "test": 6}))
-    pixels = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
-    mosaic = pixels.reshape(2, 3, 32, 32, 3).swapaxes(1, 2).reshape(64, 96, 3)
-    for name in ("data_batch_1", "test_batch"):
-        Image.fromarray(mosaic).save(tmp_path / f"{name}.webp", lossless=True)
-    np.savez(tmp_path / "labels.npz", train=np.arange(6) // 2, test=np.arange(6) // 2)
-    config = replace(vision.Config(), train_rows=4, test_rows=6)
-    with tiny.images(config, vision.QUICK, Source(str(tmp_path), "m")) as found:
-        assert found["model"] == "m" and len(labelled_images(Path(found["train"]))[0]) == 4
-        names, classes = labelled_images(Path(found["test"]))
-        read = {(np.asarray(open_image(file)).tobytes(), int(c)) for file, c in zip(names, classes, strict=True)}
-    assert read == {(image.tobytes(), i // 2) for i, image in enumerate(pixels)}
-    tiny.write_images(tmp_path / "train", torch.from_numpy(pixels), [0, 1] * 3)
-    tiny.write_images(tmp_path / "test", torch.from_numpy(pixels), [0, 1] * 3)
-    with tiny.images(config, vision.QUICK, Source(str(tmp_path), "m")) as found:
-        assert (found["train"], found["test"]) == (str(tmp_path / "train"), str(tmp_path / "test"))
-
-
-def table_row(task, method, score, features=None, trained=10, part="table", seed=0):
-    facts = {"metric": "mcc", "model": "some", "steps": 9, "paper": None, "pooler_trained": True}
-    facts |= {"validation": score, "start_validation": 0.0}
-    return {"part": part, "task": task, "method": method, "features": features, "score": score, "seed": seed} | {
-        "trained": trained,
-        **facts,
-    }
-
-
 def test_claims_of_glue():
     rows = [
         table_row("cola", "snnk-pooler", 34.0, 512),
@@ -378,51 +259,6 @@ def test_claims_of_glue():
     )
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours", "answers", "holds", "tie"),
-    [
-        ((90, 80), (52, 50), 10**6, True, False),
-        ((90, 80), (50, 52), 10**6, False, False),
-        ((90, 80), (50.9, 50), 10**6, False, True),
-        ((90, 80), (52, 50), 1000, False, True),  # 3.4 points by chance
-        ((80, 90), (50, 52), 10**6, True, False),
-        ((80, 80.9), (50.9, 50), 10**6, True, True),
-        ((80, 80.9), (52, 50), 10**6, False, False),
-        ((80, 80.9), (52, 50), 1000, True, True),
-    ],
-)
-def test_an_order_holds_beyond_chance(theirs, ours, answers, holds, tie):
-    rows = [table_row("cola", name, score) for name, score in zip("ab", ours, strict=True)]
-    paper = {name: {"cola": score} for name, score in zip("ab", theirs, strict=True)}
-    (found,) = tuning.orders(Rows(rows), [("a", "b", "b")], paper, {"cola": answers})
-    assert found["holds"] is holds and (" (a tie);" in found["ours"]) is tie
-
-
-@pytest.mark.parametrize("right", [0.5, 0.8, 0.95])
-@pytest.mark.parametrize("metric", ["mcc", "accuracy"])
-def test_deviation_is_that_of_simulated_scores(metric, right):
-    """Two classifiers on answers of their own."""
-    rng = np.random.default_rng(0)
-    truth = rng.integers(0, 2, (4000, 400))
-    given = np.where(rng.random(truth.shape) < right, truth, 1 - truth)
-    if metric == "accuracy":
-        scores = (truth == given).mean(1)
-    else:
-        scores = np.array([np.corrcoef(a, b)[0, 1] for a, b in zip(truth, given, strict=True)])
-    spread = 100 * np.std(scores[:2000] - scores[2000:])
-    assert tuning.deviation(metric, *2 * [100 * scores.mean()], 400) == pytest.approx(spread, rel=0.1)
-
-
-def test_deviation_of_rank_correlations():
-    from scipy.stats import spearmanr
-
-    rng = np.random.default_rng(0)
-    truth, noise = rng.normal(size=(2, 1000, 200))
-    scores = np.array([spearmanr(a, b).statistic for a, b in zip(truth, truth + 0.6 * noise, strict=True)])
-    spread = 100 * np.std(scores[:500] - scores[500:])
-    assert tuning.deviation("spearman", *2 * [100 * scores.mean()], 200) == pytest.approx(spread, rel=0.25)
-
-
 def test_answers_are_the_rows_of_dev():
     assert {task: GLUE[task].rows[1] for task in glue.TASKS} == glue.ANSWERS
 
@@ -478,43 +314,6 @@ def test_claims_of_the_others():
     for spearman, holds in ((86.35, True), (86.25, False)):  # a tie, and less
         claims = compression.claims(Rows([*rows, kept(moved, 0.25, spearman, 0.89)]))
         assert claims[1]["holds"] is holds
-
-
-def equal_size(method, task, score, seed=1, stage="final"):
-    facts = {"seed": seed, "trained": 78, "learning_rate": 1e-3, "model": "some"}
-    return {"stage": stage, "method": method, "task": task, "dev": score, **facts}
-
-
-def test_methods_of_equal_size_are_compared_on_what_both_have():
-    rows = [equal_size("snnk", "cola", 0.3), equal_size("snnk", "stsb", 0.8), equal_size("lora", "cola", 0.28)]
-    rows += [equal_size("lora", "stsb", 0.81), equal_size("snnk", "cola", 0.0, stage="tuning")]
-    rows += [equal_size("snnk", "mrpc", 0.9), equal_size("lora", "stsb", 0.99, seed=2)]  # which the other has not
-    (claim,) = adapters.claims(Rows(rows))
-    told = "snnk 55.00 (78 trained), lora 54.50 (78 trained); some, mean of cola (1 seed), stsb (1 seed)"
-    assert (claim["ours"], claim["holds"], claim["tolerance"]) == (told, True, "none")
-    rows[0]["trained"] = 79  # a task with more classes: still one bar a method
-    (axes,) = adapters.plot(Rows(rows)).axes
-    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["snnk (78)", "lora (78)"]
-    assert adapters.scores(Rows(rows)) == pytest.approx({"snnk": 55.0, "lora": 54.5})
-    config = {"tasks": ["cola", "stsb", "mrpc"], "methods": ["snnk", "lora"], "seeds": 1}
-    assert adapters.left(Rows(rows, **config)) == ["mrpc: 1 of 2 final rows, of 1 methods"]
-    rows[2]["dev"] = None  # it diverged: no seed is left out for that
-    assert [(c["ours"], c["holds"]) for c in adapters.claims(Rows(rows))] == [("diverged", False)]
-    assert list(adapters.scores(Rows(rows))) == ["snnk", "lora"]
-
-
-@pytest.mark.parametrize(("second", "holds", "tie"), [(0.31, True, ""), (0.26, False, " (a tie)")])
-def test_methods_of_equal_size_differ_by_more_than_seeds_do(second, holds, tie):
-    """Gaps of 1 and `second` - 0.28 points: 2 +- 1, or -0.5 +- 1.5."""
-    rows = [equal_size("snnk", "cola", 0.29), equal_size("lora", "cola", 0.28)]
-    rows += [equal_size("snnk", "cola", second, 2), equal_size("lora", "cola", 0.28, 2)]
-    (claim,) = adapters.claims(Rows(rows))
-    assert claim["holds"] is holds and f"(78 trained){tie}; some, mean of cola (2 seeds)" in claim["ours"]
-    assert claim["tolerance"].startswith("1.00 points" if holds else "1.50 points")
-    rows += [equal_size("snnk", "stsb", 0.8), equal_size("lora", "stsb", 0.8)]  # one seed: with the other's variance
-    (claim,) = adapters.claims(Rows(rows))
-    error = (2 / 2 + 2) ** 0.5 / 2 if holds else (4.5 / 2 + 4.5) ** 0.5 / 2
-    assert claim["tolerance"].startswith(f"{error:.2f} points") and "stsb (1 seed)" in claim["ours"]
 
 
 @pytest.mark.parametrize("module", [glue, vision, uptraining])

@@ -1,9 +1,7 @@
-"""Loaders of the experiments: whole, damaged, miscounted and missing files; and `snnk reproduce --all`."""
+"""Loaders of data sets: whole, damaged, miscounted and missing files."""
 
 import gzip
 import io
-import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,41 +12,112 @@ import pytest
 import torch
 from PIL import Image
 
-from snnk.cli import main
-from snnk.experiments import glue, load, names, uci, vision
+from snnk.experiments import load, names, vision
 from snnk.experiments.lab import data, tiny
 from snnk.experiments.lab.data import HUB, Source
-from snnk.experiments.lab.records import Results
-from snnk.finetune.glue import GLUE, GLUE_HUB
-from snnk.hf.data import read_columns
+
+from helpers.experiments import shrink, write_idx
 
 FEW = {"train": 6, "test": 4}
+
+
 PIXELS = {s: np.random.default_rng(n).integers(0, 256, (n, 32, 32, 3), dtype=np.uint8) for s, n in FEW.items()}
 
 
-def run(capsys, *args):
-    with pytest.raises(SystemExit) as stop:
-        main(list(args))
-    out, err = capsys.readouterr()
-    return stop.value.code, " ".join(out.split()), err
+def test_mnist_from_files(digits):
+    splits = data.mnist(digits)
+    assert splits["train"].x.shape == (40, 784) and len(splits["test"]) == 20
+    assert splits["train"].x.max() == 1 and splits["train"].y.tolist() == [i % 10 for i in range(40)]
+    assert (splits["test"].x.reshape(20, 28, 28).sum(2).argmax(1) == 2 * splits["test"].y).all()
 
 
-def shrink(monkeypatch, name, rows, **others):
-    monkeypatch.setitem(data.DATASETS, name, replace(data.DATASETS[name], rows=rows, **others))
+def test_a_file_cut_short_or_with_other_rows_is_refused(digits, tmp_path):
+    path = tmp_path / "mnist" / "t10k-labels-idx1-ubyte"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    with pytest.raises(ValueError, match="not a complete idx file"):
+        data.mnist(digits)
+    write_idx(path, np.zeros(19))
+    with pytest.raises(ValueError, match="19 rows instead of 20"):
+        data.mnist(digits)
 
 
-def idx(array):
-    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.astype(np.uint8).tobytes()
+def test_missing_data_says_what_and_where(run, tmp_path):
+    code, _, err = run("reproduce", "mnist", "--data-dir", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert code == 2 and err.count("\n") == 1
+    assert "train-images-idx3-ubyte" in err and str(tmp_path) in err and "yann.lecun.com" in err
+    code, _, err = run("reproduce", "uci", "--out", str(tmp_path / "out"))
+    assert code == 2 and "--data-dir" in err and "archive.ics.uci.edu" in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("end", [".csv", ".csv.gz", ".parquet"])
+def test_tables_of_uci(tmp_path, monkeypatch, end):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    monkeypatch.setitem(data.DATASETS, "covertype", replace(data.DATASETS["covertype"], rows={"all": 3}))
+    rows = [[1.5, -2e-3, 7], [0.0, 4.0, 1], [3.0, 5.0, 2]]
+    path = tmp_path / f"covtype{end}"
+    if end == ".parquet":
+        columns = list(zip(*rows, strict=True))
+        pq.write_table(pa.table({"Cover_Type": columns[2], "a": columns[0], "b": columns[1]}), path)
+    else:
+        text = "\n".join(",".join(map(str, row)) for row in rows) + "\n"
+        path.write_bytes(gzip.compress(text.encode()) if end.endswith("gz") else text.encode())
+    split = data.covertype(data.Source(str(tmp_path)))
+    assert torch.allclose(split.x, torch.tensor([row[:2] for row in rows])) and split.y.tolist() == [6, 0, 1]
+
+
+def test_cifar_tiles(tmp_path, monkeypatch):
+    from PIL import Image
+
+    monkeypatch.setitem(data.DATASETS, "cifar10", replace(data.DATASETS["cifar10"], rows={"train": 6, "test": 6}))
+    images = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
+    mosaic = images.reshape(2, 3, 32, 32, 3).swapaxes(1, 2).reshape(64, 96, 3)
+    for name in ("data_batch_1", "test_batch"):
+        Image.fromarray(mosaic).save(tmp_path / f"{name}.webp", lossless=True)
+    np.savez(tmp_path / "labels.npz", train=np.arange(9), test=np.arange(6))
+    splits = data.cifar10(data.Source(str(tmp_path)))
+    assert (splits["train"].x.numpy() == images).all() and splits["train"].y.tolist() == list(range(6))
+
+
+def test_images_through_datasets(tmp_path, monkeypatch):
+    """A local folder in the place of a hub name takes the same path through the library."""
+    from PIL import Image
+
+    for split in ("train", "test"):
+        for label in range(2):
+            folder = tmp_path / "images" / split / str(label)
+            folder.mkdir(parents=True)
+            Image.fromarray(np.full((28, 28), 255 * label, np.uint8)).save(folder / "a.png")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    known = replace(data.DATASETS["mnist"], hub=str(tmp_path / "images"), rows={"train": 2, "test": 2})
+    monkeypatch.setitem(data.DATASETS, "mnist", known)
+    splits = data.mnist(data.Source(data.HUB))
+    assert splits["train"].x.shape == (2, 784) and (splits["train"].x.mean(1).long() == splits["train"].y).all()
+
+
+def test_stratified_halves_are_disjoint_and_fair():
+    y = torch.arange(100) % 4
+    kept, held = data.stratified(y, 0.25, seed=0)
+    assert sorted(torch.cat([kept, held]).tolist()) == list(range(100))
+    assert torch.bincount(y[held]).tolist() == [6, 6, 6, 6]
+
+
+def test_models_of_one_name_are_not_one_source(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert data.Source("d", "org/bert").names["model"] == "org/bert" != data.Source("d", "bert").names["model"]
+    assert data.Source("d", ".").names["model"] == data.Source("d", str(tmp_path)).names["model"] == tmp_path.name
 
 
 @pytest.fixture
-def digits(tmp_path, monkeypatch):
-    """MNIST's four files, gzipped."""
+def noise(tmp_path, monkeypatch):
+    """MNIST's four files, gzipped, with images of noise, which zlib cannot shorten."""
     shrink(monkeypatch, "mnist", FEW)
     for stem, rows in (("train", 6), ("t10k", 4)):
-        images = np.random.default_rng(0).integers(0, 256, (rows, 28, 28))  # noise: zlib cannot make it short
-        (tmp_path / f"{stem}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images)))
-        (tmp_path / f"{stem}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(np.arange(rows))))
+        write_idx(tmp_path / f"{stem}-images-idx3-ubyte.gz", np.random.default_rng(0).integers(0, 256, (rows, 28, 28)))
+        write_idx(tmp_path / f"{stem}-labels-idx1-ubyte.gz", np.arange(rows))
     return tmp_path
 
 
@@ -66,20 +135,20 @@ def no_gzip(raw):
 
 @pytest.mark.parametrize("harm", [cut, changed, no_gzip])
 @pytest.mark.parametrize("stem", ["train-images-idx3", "t10k-labels-idx1"])
-def test_a_damaged_download_is_one_line(capsys, tmp_path, digits, stem, harm):
-    path = digits / f"{stem}-ubyte.gz"
+def test_a_damaged_download_is_one_line(run, tmp_path, noise, stem, harm):
+    path = noise / f"{stem}-ubyte.gz"
     path.write_bytes(harm(path.read_bytes()))
-    code, _, err = run(capsys, "reproduce", "mnist", "--data-dir", str(digits), "--out", str(tmp_path / "out"))
+    code, _, err = run("reproduce", "mnist", "--data-dir", str(noise), "--out", str(tmp_path / "out"))
     assert code == 2 and err.count("\n") == 1 and f"{path} is damaged" in err and "get it anew" in err
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("what", "told"), [("images-idx3", "inputs"), ("labels-idx1", "classes")])
-def test_images_and_labels_are_both_counted(digits, what, told):
+def test_images_and_labels_are_both_counted(noise, what, told):
     images = np.zeros((3, 28, 28) if what == "images-idx3" else 3)
-    (digits / f"t10k-{what}-ubyte.gz").write_bytes(gzip.compress(idx(images)))
+    write_idx(noise / f"t10k-{what}-ubyte.gz", images)
     with pytest.raises(ValueError, match=rf"mnist, test, {told}: 3 rows instead of 4; get it anew: yann\.lecun\.com"):
-        data.mnist(Source(str(digits)))
+        data.mnist(Source(str(noise)))
 
 
 def write_mosaics(folder, **labels):
@@ -172,54 +241,6 @@ def test_which_images(tmp_path):
     assert sizes == [32, 32, 16, 16] and config.features("houlsby", "imagenet") == 48
 
 
-def test_vision_runs_on_cifar100(tmp_path, monkeypatch):
-    shrink(monkeypatch, "cifar100", {"train": 80, "test": 24})
-    folder = tmp_path / "cifar100"
-    folder.mkdir()
-    for split, rows in (("train", 80), ("test", 24)):
-        records = np.zeros((rows, 3074), np.uint8)
-        records[:, 1] = 50 + np.arange(rows) % 2
-        records[::2, 2:1026] = 200  # red
-        (folder / f"{split}.bin").write_bytes(records.tobytes())
-    config = replace(vision.QUICK, methods=("linear-probe", "bundled"))
-    monkeypatch.setattr(vision, "QUICK", config)
-    results = Results(tmp_path / "rows.json", config)
-    rows = list(vision.run(config, results, Source(str(folder))))
-    assert [(r["task"], r["method"], r["paper"]) for r in rows] == [
-        ("cifar100", "linear-probe", None),
-        ("cifar100", "bundled", 82.73),
-    ]
-    assert rows[0]["score"] > 90
-    (claim,) = vision.claims(results)
-    assert (
-        claim["paper"] == "cifar100: bundled 82.73, closely matching the baseline"
-        and claim["tolerance"] == "1.0 points"
-    )
-    results.rows = [{**row, "task": task} for row in rows for task in ("cifar10", "cifar100")]
-    assert [axes.get_title() for axes in vision.plot(results).axes] == ["cifar10", "cifar100"]
-
-
-@pytest.mark.parametrize(
-    ("task", "method", "score", "holds"),
-    [
-        ("cifar10", "snnk-pooler", 89.0, True),
-        ("cifar10", "snnk-pooler", 88.9, False),
-        ("cifar100", "snnk-pooler", 90.1, True),
-        ("cifar100", "snnk-pooler", 90.0, False),  # "outperforms"
-        ("cifar100", "bundled", 89.0, True),
-        ("cifar100", "bundled", None, False),
-    ],
-)
-def test_claims_of_vision(tmp_path, task, method, score, holds):
-    results = Results(tmp_path / "rows.json", replace(vision.QUICK, test_rows=10**6))
-    for name, value in (("linear-probe", 90.0), (method, score)):
-        key = {"part": "table", "task": task, "method": name, "seed": 0, "model": "some", "steps": 1, "trained": 7}
-        results.rows.append({**key, "score": value, "validation": value, "start_validation": 0.0})
-    (claim,) = vision.claims(results)
-    assert claim["holds"] is holds and claim["paper"].startswith(f"{task}: {method}")
-    assert ("diverged" in claim["ours"]) == (score is None)
-
-
 def write_table(path, header, rows):
     text = "".join(line + "\n" for line in ([header] if header else []) + [",".join(row) for row in rows])
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
@@ -257,8 +278,8 @@ def test_hepmass_has_a_header_and_two_files(tmp_path, monkeypatch):
         data.hepmass(Source(str(tmp_path)))
 
 
-def test_uci_is_not_on_the_hub(capsys, tmp_path):
-    code, _, err = run(capsys, "reproduce", "uci", "--data-dir", "hub", "--out", str(tmp_path))
+def test_uci_is_not_on_the_hub(run, tmp_path):
+    code, _, err = run("reproduce", "uci", "--data-dir", "hub", "--out", str(tmp_path))
     assert code == 2 and err.count("\n") == 1
     assert "not loaded from the hub" in err and "archive.ics.uci.edu" in err and "--data-dir" in err
 
@@ -294,100 +315,6 @@ def test_rows_of_the_hub_are_counted(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="cifar10, test, classes: 4 rows instead of 5"):
         data.cifar10(Source(HUB))
     assert data.DATASETS["cifar100"].hub_rows is None  # then `rows` are the hub's
-
-
-def hub_of_glue(root, tasks):
-    """The layout of nyu-mll/glue: a configuration a task, Parquet files, classes as numbers."""
-    root.mkdir(parents=True)
-    lines = ["---", "configs:"]
-    for task, texts in tasks.items():
-        lines += [f"- config_name: {task}", "  data_files:"]
-        for split in ("train", "validation_matched" if task == "mnli" else "validation"):
-            labels = pa.array([3.8, 0.0, 5.0], pa.float32()) if task == "stsb" else pa.array([0, 1, 0], pa.int64())
-            columns = {name: [f'{split} "{name}\ta', "b\nc", " d"] for name in texts}
-            (root / task).mkdir(exist_ok=True)
-            pq.write_table(pa.table({**columns, "label": labels, "idx": [0, 1, 2]}), root / task / f"{split}.parquet")
-            lines += [f"  - split: {split}", f"    path: {task}/{split}.parquet"]
-    (root / "README.md").write_text("\n".join([*lines, "---", ""]))
-
-
-def test_glue_from_the_hub_is_as_from_files(tmp_path, monkeypatch, caplog):
-    monkeypatch.chdir(tmp_path)  # where a folder of the hub's name is found first
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    pairs = {"stsb": ("sentence1", "sentence2"), "mnli": ("premise", "hypothesis"), "cola": ("sentence",)}
-    hub_of_glue(tmp_path / GLUE_HUB, pairs)
-    config = replace(glue.Config(), tasks=tuple(pairs))
-    with caplog.at_level(logging.WARNING, "snnk"), tiny.glue(config, glue.QUICK, Source(HUB, "m")) as files:
-        for task, texts in pairs.items():
-            row = GLUE[task]
-            folder = Path(files["data_dir"], row.folder)
-            for part, split in (("train", "train"), (row.dev, row.dev.replace("dev", "validation"))):
-                found = read_columns(folder / f"{part}.tsv", row.columns)
-                assert found[row.text] == [f'{split} "{texts[0]} a', "b c", "d"]
-                assert found[row.label] == (["3.800", "0.000", "5.000"] if task == "stsb" else ["0", "1", "0"])
-                assert row.pair is None or found[row.pair][0] == f'{split} "{texts[1]} a'
-    assert "MNLI: 3 and 3 rows of train and dev where GLUE has 392,702 and 9,815" in caplog.messages
-
-
-def test_glue_is_looked_for_before_the_model(capsys, tmp_path):
-    tiny.make_glue(tmp_path / "data" / "glue")
-    (tmp_path / "data" / "glue" / "MRPC" / "dev.tsv").unlink()
-    args = ["--data-dir", str(tmp_path / "data"), "--model", str(tmp_path / "none"), "--out", str(tmp_path / "out")]
-    code, _, err = run(capsys, "reproduce", "glue", *args)
-    assert code == 2 and "no dev.tsv or dev.tsv.gz of MRPC" in err and "gluebenchmark.com" in err
-    assert str(tmp_path / "data" / "glue") in err
-
-
-def test_one_folder_for_all(tmp_path, caplog):
-    tiny.make_glue(tmp_path / "glue")
-    for place in (tmp_path, tmp_path / "glue"):
-        caplog.clear()
-        with (
-            caplog.at_level(logging.WARNING, "snnk"),
-            tiny.glue(glue.Config(), glue.QUICK, Source(str(place), "m")) as files,
-        ):
-            assert files == {"model": "m", "data_dir": str(tmp_path / "glue")}
-        assert len(caplog.messages) == 3
-        assert caplog.messages[0] == "CoLA: 80 and 24 rows of train and dev where GLUE has 8,551 and 1,043"
-
-
-@pytest.fixture
-def two(monkeypatch):
-    """Of the experiments one that needs data and takes seeds, and after it one with neither."""
-    chosen = ["uci", "trainable-parameters"]
-    monkeypatch.setattr("snnk.experiments.lab.runs.names", lambda: chosen)
-    monkeypatch.setattr(uci, "QUICK", replace(uci.QUICK, widths=(8,), rows=300))
-
-
-def test_all_with_seeds(capsys, tmp_path, two):
-    code, out, err = run(capsys, "reproduce", "--all", "--quick", "--seeds", "2", "--out", str(tmp_path))
-    assert (code, err) == (0, "")
-    assert "--seeds 2 does not apply to trainable-parameters: " in out
-    stored = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("uci", "trainable-parameters")}
-    assert {row["seed"] for row in stored["uci"]["rows"]} == {0, 1}
-    assert stored["uci"]["source"] == {"model": "", "data": "made by --quick"}
-    assert stored["trainable-parameters"]["source"] == {"model": "", "data": "none"}
-
-
-def test_all_without_data_runs_what_it_can(capsys, tmp_path, two):
-    args = ["--all", "--quick", "--data-dir", str(tmp_path / "data"), "--out", str(tmp_path / "out")]
-    code, out, err = run(capsys, "reproduce", *args)
-    assert code == 2 and err == "snnk: 1 of 2 were left out, for the reasons above: uci\n"
-    assert "uci is left out: covertype: no covtype.parquet" in out and "archive.ics.uci.edu" in out
-    assert {path.stem for path in (tmp_path / "out").iterdir()} == {"trainable-parameters"}
-    stored = json.loads((tmp_path / "out" / "trainable-parameters.json").read_text())
-    assert stored["source"] == {"model": "", "data": "none"}  # whatever --data-dir says
-
-
-def test_all_stops_where_nothing_can_be_written(capsys, tmp_path, two):
-    (tmp_path / "file").write_text("mine")
-    code, out, err = run(capsys, "reproduce", "--all", "--quick", "--out", str(tmp_path / "file" / "out"))
-    assert code == 2 and "left out" not in out + err and str(tmp_path / "file") in err
-
-
-def test_all_takes_no_model(capsys, tmp_path):
-    code, _, err = run(capsys, "reproduce", "--all", "--quick", "--model", "bert", "--out", str(tmp_path))
-    assert code == 2 and "--all takes no --model" in err and not list(tmp_path.iterdir())
 
 
 def test_needs_say_whether_there_are_data():

@@ -1,0 +1,50 @@
+"""MNIST: a run on files, and its claims."""
+
+import json
+from dataclasses import replace
+
+from snnk.experiments import mnist
+
+from helpers.experiments import Rows
+
+
+def test_mnist_resumes_and_reads_real_files(run, tmp_path, digits, monkeypatch):
+    monkeypatch.setattr(mnist, "QUICK", replace(mnist.QUICK, features=(8,), rows=20, epochs=1))
+    args = ["reproduce", "mnist", "--quick", "--data-dir", digits.data_dir, "--out", str(tmp_path / "out")]
+    assert run(*args, "--seeds", "2")[0] == 0
+    path = tmp_path / "out" / "mnist.json"
+    stored = json.loads(path.read_text())
+    assert stored["source"] == {"model": "", "data": "real"} and digits.data_dir not in path.read_text()
+    assert [(r["network"], r["seed"]) for r in stored["rows"]] == [("MLP", 0), ("SNNK", 0), ("MLP", 1), ("SNNK", 1)]
+    stored["rows"] = stored["rows"][:3]
+    stored["rows"][0]["test_accuracy"] = -1.0
+    path.write_text(json.dumps(stored))
+    assert run(*args, "--seeds", "2")[0] == 0
+    again = json.loads(path.read_text())["rows"]
+    assert len(again) == 4 and again[0]["test_accuracy"] == -1.0
+
+
+def test_claims_of_mnist(tmp_path):
+    def row(m, accuracy, loss):
+        name = "SNNK" if m else "MLP"
+        counts = {"trained": m or 900, "frozen": 7 * (m or 0), "test_rows": 10_000, "seed": 0}
+        return (
+            {"network": name, "num_features": m, "test_accuracy": accuracy, "test_loss": 0.1}
+            | counts
+            | {"train_losses": [1.0, loss]}
+        )
+
+    rows = [row(None, 0.98, 0.1), row(16, 0.99, 0.09), row(32, 0.983, 0.08), row(64, 0.981, 0.08), row(128, 0.97, 0.05)]
+    table = mnist.claims(Rows(rows))
+    assert [c["holds"] for c in table] == [True, False, False, True]
+    assert table[0]["ours"] == "98.30 %, MLP 98.00 %; 32 trained and 224 frozen against 900"
+    assert "98.10 %, MLP 98.00 % (a tie)" in table[1]["ours"] and "tie" not in table[2]["ours"]
+    assert "10,000 answers, 0.19 points" in table[0]["tolerance"]
+    assert "16: 0.0900, 32: 0.0800" in table[3]["ours"]
+    # one number of features with a higher loss is enough
+    assert not mnist.claims(Rows([*rows[:4], row(256, 0.99, 0.11)]))[-1]["holds"]
+    lost = {**row(64, 0.1, None), "test_loss": None}
+    table = mnist.claims(Rows([*rows[:3], lost]))
+    assert [(c["ours"] == "diverged", c["holds"]) for c in table] == [(False, True), (True, False), (True, False)]
+    mnist.plot(Rows([*rows[:3], lost])).savefig(tmp_path / "mnist.png")
+    assert mnist.claims(Rows(rows[1:])) == mnist.claims(Rows(rows[:1])) == []

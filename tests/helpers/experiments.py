@@ -1,0 +1,39 @@
+"""Small data sets in the formats of MNIST and others, and rows of results made by hand."""
+
+import gzip
+from dataclasses import replace
+
+import numpy as np
+
+from snnk.experiments.lab import data
+from snnk.experiments.lab.records import Results
+
+MEASURED = ("seconds", "seconds_a_step", "peak_GB", "commit", "environment")  # what differs between two runs
+
+
+class Rows(Results):
+    """Rows made by hand, of one seed unless the configuration has others."""
+
+    def __init__(self, rows, **config):
+        self.rows, self.config = rows, {"seed": 0, "epochs": 3, **config}
+
+
+def shrink(monkeypatch, name, rows, **others):
+    """Let a data set have other numbers of rows than it has."""
+    monkeypatch.setitem(data.DATASETS, name, replace(data.DATASETS[name], rows=rows, **others))
+
+
+def write_idx(path, array):
+    """Write an array of bytes in the format of MNIST, gzipped if the name ends in .gz."""
+    head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+    body = head + array.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(body) if path.suffix == ".gz" else body)
+
+
+def table_row(task, method, score, features=None, trained=10, part="table", seed=0):
+    facts = {"metric": "mcc", "model": "some", "steps": 9, "paper": None, "pooler_trained": True}
+    facts |= {"validation": score, "start_validation": 0.0}
+    return {"part": part, "task": task, "method": method, "features": features, "score": score, "seed": seed} | {
+        "trained": trained,
+        **facts,
+    }
