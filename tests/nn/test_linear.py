@@ -21,6 +21,12 @@ def inputs(n=200):
     return 1 + x / x.norm(dim=1, keepdim=True)
 
 
+def test_from_linear_needs_an_activation_or_a_map(linear):
+    with pytest.raises(TypeError, match="needs an activation or a feature_map; got neither"):
+        SNNKLinear.from_linear(linear, None, 64)
+    assert SNNKLinear.from_linear(linear, None, 64, feature_map="relu").weight.shape == (12, 64)
+
+
 @pytest.mark.parametrize("feature_map", [None, "gelu"])
 def test_from_linear_fits_the_series_once(linear, feature_map, monkeypatch):
     fitted = []

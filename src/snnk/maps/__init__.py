@@ -42,9 +42,10 @@ CLASSES: dict[str, type[FeatureMap]] = {
 }  # the classes that a file may name
 
 
-def make_feature_map(
-    feature_map: str | FeatureMap | Callable[..., FeatureMap], in_features: int, num_features: int, **options: Any
-) -> FeatureMap:
+MapLike = str | FeatureMap | Callable[..., FeatureMap]
+
+
+def make_feature_map(feature_map: MapLike, in_features: int, num_features: int, **options: Any) -> FeatureMap:
     """A FeatureMap from a name in FEATURE_MAPS or a callable, or the given FeatureMap, with its sizes checked.
 
     Example:
@@ -55,7 +56,9 @@ def make_feature_map(
         make = feature_map if callable(feature_map) else _checks.look_up(feature_map, FEATURE_MAPS, "feature map")
         feature_map = make(in_features, num_features, **options)
     elif options:
-        raise TypeError(f"{', '.join(options)} cannot change a feature map that is given as an object; make it so")
+        raise TypeError(
+            f"{', '.join(options)} cannot change a feature map that is given as an object; pass them when it is made"
+        )
     if (feature_map.in_features, feature_map.num_features) != (in_features, num_features):
         raise ValueError(
             f"the feature map is {feature_map.in_features} -> {feature_map.num_features}; "

@@ -55,8 +55,8 @@ class Activation:
         spectrum: its Fourier transform, or None where it has no usable one.
         taylor: number of terms -> coefficients at 0, or None.
         reach: the largest |x||w| for which sampling its own transform (balanced norms) has finite variance.
-        range: the interval of z on which it will be used, if the caller knows it.
-        recipe: how to make one of ours again.
+        range: the interval of z on which it will be used, if it is known.
+        recipe: for those of ACTIVATIONS and `leaky_relu`, how to make them again.
 
     Example:
         >>> ACTIVATIONS["sin"](torch.zeros(2))
@@ -72,7 +72,7 @@ class Activation:
     recipe: tuple[Any, ...] = field(default=(), repr=False)
 
     def __reduce__(self) -> Any:
-        """In a pickle, one of ours is a name or a call of `leaky_relu`: its lambdas cannot be pickled."""
+        """An activation with a recipe is pickled as that recipe, because its lambdas cannot be pickled."""
         if self.recipe:
             return _remake, (self.recipe, self.range)
         return Activation, tuple(getattr(self, f.name) for f in fields(self))
@@ -128,6 +128,9 @@ class Activation:
             return np.exp(-2j * math.pi * xi[..., None] * z) @ values
 
         return Spectrum(density=density)
+
+
+ActivationLike = str | Activation | Callable[[Tensor], Tensor]
 
 
 def _convolved_tanh(poly: Array, n: int) -> Array:
@@ -302,7 +305,7 @@ _MODULES: dict[type[nn.Module], str] = {
 }
 
 
-def resolve_activation(activation: Any, range: tuple[float, float] | None = None) -> Activation:
+def resolve_activation(activation: ActivationLike, range: tuple[float, float] | None = None) -> Activation:
     """An Activation from a name, an Activation, a torch activation module or any elementwise callable.
 
     Args:
@@ -317,7 +320,7 @@ def resolve_activation(activation: Any, range: tuple[float, float] | None = None
         found = look_up(activation, ACTIVATIONS, "activation")
     elif isinstance(activation, Activation):
         found = activation
-    elif type(activation) in _MODULES:
+    elif isinstance(activation, nn.Module) and type(activation) in _MODULES:
         found = ACTIVATIONS[_MODULES[type(activation)]]
     elif isinstance(activation, nn.GELU):
         found = ACTIVATIONS["gelu" if activation.approximate == "none" else "gelu_tanh"]

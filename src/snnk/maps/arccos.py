@@ -2,10 +2,10 @@ r"""Arc-cosine features (section 3.2): phi(x) = Theta(Gx) (Gx)^n / sqrt(m), psi(
 
     E[phi(x) . psi(w)] = K_n(x, w) / 2,    K_n(x, w) = |x|^n |w|^n J_n(theta) / pi,
 
-theta the angle of x and w (Cho & Saul 2009). Order 1 is the paper's ReLU-SNNK layer. K_n is no function of x.w alone,
-so no layer f(Wx + b) computes it. The paper writes Gamma_n = ReLU((v.omega)^n), which is right for n = 1 only: for
-n = 0 it would be 1 and for n = 2 it would lose the half-space. Its formula for J_n is right for n < 2 only: with
-d/dtheta in place of Cho & Saul's (1/sin theta) d/dtheta it gives K_2(x, x) = 2 |x|^4 instead of 3 |x|^4.
+theta the angle of x and w (Cho & Saul 2009). Order 1 is the paper's ReLU-SNNK layer. K_n is not a function of x.w
+alone, so that no layer f(Wx + b) computes it. The paper writes Gamma_n = ReLU((v.omega)^n), which is right for n = 1
+only: for n = 0 it would be 1 and for n = 2 it would lose the half-space. Its formula for J_n is right for n < 2 only:
+with d/dtheta in place of Cho & Saul's (1/sin theta) d/dtheta it gives K_2(x, x) = 2 |x|^4 instead of 3 |x|^4.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snnk.maps.base import FeatureMap
-from snnk.maps.projections import resolve_projection
+from snnk.maps.projections import ProjectionLike, resolve_projection
 
 
 class ArcCosine(FeatureMap):
@@ -26,10 +26,10 @@ class ArcCosine(FeatureMap):
 
     Args:
         in_features: size d of inputs and weights.
-        num_features: number m of features, one a projection.
+        num_features: number m of features, one per projection.
         order: 0 (angle only), 1 (ReLU) or 2.
         projection: name in PROJECTIONS, a Projection, or a callable. Rows of length sqrt(d) lose nothing here: the
-            kernel is homogeneous, so the length of a row is a constant that is put right.
+            kernel is homogeneous, so that the length of a row is a known constant, which is corrected.
         augment: append 1 to inputs and the bias to weights. Without it a bias is ignored, as in the paper.
         normalize: see FeatureMap.
         seed, device, dtype: of the projection.
@@ -47,7 +47,7 @@ class ArcCosine(FeatureMap):
         num_features: int,
         order: int = 1,
         *,
-        projection: Any = "orthogonal",
+        projection: ProjectionLike = "orthogonal",
         augment: bool = False,
         normalize: str | None = None,
         seed: int = 0,

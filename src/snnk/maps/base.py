@@ -114,7 +114,7 @@ class FeatureMap(nn.Module):
 
     @property
     def has_psi(self) -> bool:
-        """Whether psi is known; without it the matrix behind the features is trained or fitted."""
+        """Whether the map has a psi; where it has none, the matrix behind the features is trained or fitted."""
         return type(self)._psi is not FeatureMap._psi
 
     @property
@@ -164,7 +164,7 @@ class FeatureMap(nn.Module):
         return activation.name
 
     def _judge(self, error: float, scale: float, advice: str, depth: int = 4) -> None:
-        """Warn or refuse by predicted squared error and variance of f, as `on_error` says.
+        """Warn or refuse by predicted squared error and variance of f, according to `on_error`.
 
         `depth` is the number of frames from here to the user.
         """

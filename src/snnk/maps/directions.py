@@ -1,7 +1,7 @@
-r"""Features along given directions: phi(x) = f(G(x - c)), the rows of G chosen from data instead of drawn blindly.
+r"""Features along given directions: phi(x) = f(G(x - c)), with rows of G that are chosen from data.
 
-A frozen layer's inputs fill few of their d dimensions: sixteen directions of the data say more than sixteen random
-ones. There is no psi: the matrix behind these features is trained or fitted.
+The inputs of a frozen layer vary along few of their d dimensions, so that sixteen directions of the data explain more
+than sixteen random ones. There is no psi: the matrix behind these features is trained or fitted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snnk import _checks
-from snnk.maps.activations import resolve_activation
+from snnk.maps.activations import ActivationLike, resolve_activation
 from snnk.maps.base import FeatureMap
 from snnk.maps.projections import PROJECTIONS
 
@@ -23,7 +23,7 @@ class Directions(FeatureMap):
 
     Args:
         in_features: size d of inputs.
-        num_features: number m of features, one a direction.
+        num_features: number m of features, one per direction.
         activation: f, a name in ACTIVATIONS, an Activation, a module or an elementwise callable.
         normalize: see FeatureMap.
         seed, device, dtype: of the projection, (m, d + 1): G and -Gc.
@@ -39,7 +39,7 @@ class Directions(FeatureMap):
         self,
         in_features: int,
         num_features: int,
-        activation: Any = "gelu",
+        activation: ActivationLike = "gelu",
         *,
         normalize: str | None = None,
         seed: int = 0,

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snnk import _checks
-from snnk.maps.activations import ACTIVATIONS, resolve_activation
+from snnk.maps.activations import ACTIVATIONS, ActivationLike, resolve_activation
 from snnk.maps.base import FeatureMap
 
 
@@ -31,7 +31,7 @@ class PowerSeries(FeatureMap):
         in_features: size d of inputs and weights.
         num_features: number m of features; even if the series has coefficients of both signs.
         activation: one with a Taylor series; `coefficients` replace it.
-        coefficients: a_0, a_1, ... of a polynomial of your own.
+        coefficients: a_0, a_1, ... of any polynomial.
         max_degree: where the series is cut; its remainder is all the bias there is.
         normalize: see FeatureMap.
         seed, device, dtype: of the Rademacher vectors.
@@ -49,7 +49,7 @@ class PowerSeries(FeatureMap):
         self,
         in_features: int,
         num_features: int,
-        activation: Any = "tanh",
+        activation: ActivationLike = "tanh",
         *,
         coefficients: Sequence[float] | None = None,
         max_degree: int = 11,

@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snnk import _checks
-from snnk.maps.activations import resolve_activation
+from snnk.maps.activations import ActivationLike, resolve_activation
 from snnk.maps.base import WARN, FeatureMap, at_least_float
-from snnk.maps.projections import resolve_projection
+from snnk.maps.projections import ProjectionLike, resolve_projection
 
 NODES = 257  # of the trapezoid rule: exact to rounding for smooth f, and as good as any for one with a kink
 WIDTH = 7.5  # standard deviations
@@ -37,13 +37,13 @@ class ProjectedURF(FeatureMap):
 
     Args:
         in_features: size d of inputs and weights.
-        num_features: number m of real features, two a projection.
+        num_features: number m of real features, two per projection.
         activation: name, Activation, torch module or elementwise callable.
         x_norm, w_norm: typical |x - mean| and |w|; `calibrate` measures them.
         bandwidth: standard deviation of the angles; default: the best of a grid for weights of the typical norm.
         projection: name in PROJECTIONS, a Projection, or a callable. Rows of one length would have angles of one
             frequency only, which in few dimensions fits next to nothing.
-        on_error: as for URF.
+        on_error: see FeatureMap.
         normalize: see FeatureMap.
         seed, device, dtype: of the map.
 
@@ -60,12 +60,12 @@ class ProjectedURF(FeatureMap):
         self,
         in_features: int,
         num_features: int,
-        activation: Any = "gelu",
+        activation: ActivationLike = "gelu",
         *,
         x_norm: float = 1.0,
         w_norm: float = 1.0,
         bandwidth: float | None = None,
-        projection: Any = "orthogonal_chi",
+        projection: ProjectionLike = "orthogonal_chi",
         on_error: str = "raise",
         normalize: str | None = None,
         seed: int = 0,

@@ -1,7 +1,7 @@
 """Random projections G in R^(m x d) whose rows stand for g ~ N(0, I_d) in the paper's Lambda_g (section 3.1).
 
 Orthogonal rows come in blocks of d; blocks are independent.
-`gaussian_rows` says whether a single row is exactly N(0, I_d), which is what unbiasedness needs; rows of length
+`gaussian_rows` is true where a single row is exactly N(0, I_d), which unbiasedness needs; rows of length
 sqrt(d) are uniform on that sphere instead, which biases an estimate of cos(z) by about z^2/(d + 2) and lowers its
 mean squared error, because the heavy tail of exp(g.w) is in the length of g.
 
@@ -24,7 +24,7 @@ Draw = Callable[[int, int, Generator], Tensor]
 
 
 def make_generator(seed: int, stream: int = 0) -> Generator:
-    """A CPU generator for `seed`, mixed with a constant of ours.
+    """A CPU generator for `seed`, mixed with a fixed constant.
 
     Unmixed, URF(..., seed=0) would draw the very numbers that torch.manual_seed(0); torch.randn(...) gave to a user's
     inputs or weights, and the estimate of such pairs would be far off.
@@ -75,7 +75,7 @@ def _chi(m: int, d: int, generator: Generator) -> Tensor:
 def haar(rows: int, d: int, generator: Generator) -> Tensor:
     """The first `rows` <= d rows of a Haar-distributed orthogonal matrix, float64.
 
-    QR is Haar only after the columns are multiplied by the signs of R's diagonal; without it, features are biased by
+    QR is Haar only after the columns are multiplied by the signs of R's diagonal; without them, features are biased by
     20 to 30 % at d = 4..16.
     """
     q, r = torch.linalg.qr(_normal(d, rows, generator).double())
@@ -96,6 +96,8 @@ def _orthogonal_chi(m: int, d: int, generator: Generator) -> Tensor:
     return _blocks(m, d, lambda rows: haar(rows, d, generator)) * _chi(m, d, generator)
 
 
+ProjectionLike = str | Projection | Draw
+
 PROJECTIONS: dict[str, Projection] = {
     p.name: p
     for p in (
@@ -106,7 +108,7 @@ PROJECTIONS: dict[str, Projection] = {
 }
 
 
-def resolve_projection(projection: Any) -> Projection:
+def resolve_projection(projection: ProjectionLike) -> Projection:
     """A Projection from a name, a Projection or a callable (m, d, generator) -> (m, d)."""
     if isinstance(projection, Projection):
         return projection

@@ -3,7 +3,7 @@ r"""Universal random features (section 3.1), in real arithmetic.
 f(z) = sum_k alpha_k cos(omega_k z) + beta_k sin(omega_k z), or the same with frequencies sampled from the Fourier
 transform and importance weights. With u = rho x, v = (omega / rho) w and g ~ N(0, I), the paper's Lambda_g with A = 0
 gives exp(i omega x.w) = E[exp(i g.u + |u|^2/2) exp(g.v - |v|^2/2)]. A frequency and its negative are conjugate, so
-their sum is real, with two real features a projection (a complex layer stores four):
+their sum is real, with two real features per projection (a complex layer stores four):
 
     phi(x) = exp(|u|^2/2) [cos g.u, sin g.u],
     psi(w, b) = exp(g.v - |v|^2/2) [alpha cos t + beta sin t, beta cos t - alpha sin t],    t = omega b.
@@ -27,9 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snnk import _checks
-from snnk.maps.activations import resolve_activation
+from snnk.maps.activations import ActivationLike, resolve_activation
 from snnk.maps.base import WARN, FeatureMap, at_least_float
-from snnk.maps.projections import resolve_projection
+from snnk.maps.projections import ProjectionLike, resolve_projection
 from snnk.maps.sampled import Sampled
 from snnk.maps.series import Array, Series, block_factor
 
@@ -56,7 +56,7 @@ class URF(FeatureMap):
 
     Args:
         in_features: size d of inputs and weights.
-        num_features: number m of real features, two a projection.
+        num_features: number m of real features, two per projection.
         activation: name, Activation, torch module or elementwise callable.
         x_norm, w_norm: typical |x| and |w|; `calibrate` measures them. Far from the truth, the estimate is still right
             but its error grows.
@@ -86,12 +86,12 @@ class URF(FeatureMap):
         self,
         in_features: int,
         num_features: int,
-        activation: Any = "gelu",
+        activation: ActivationLike = "gelu",
         *,
         x_norm: float = 1.0,
         w_norm: float = 1.0,
         range: tuple[float, float] | None = None,
-        projection: Any = None,
+        projection: ProjectionLike | None = None,
         on_error: str = "raise",
         normalize: str | None = None,
         seed: int = 0,
@@ -127,7 +127,7 @@ class URF(FeatureMap):
         cls,
         in_features: int,
         num_features: int,
-        activation: Any = "sin",
+        activation: ActivationLike = "sin",
         *,
         spectrum: str | Series = "sampled",
         proposal: Any = None,
@@ -135,7 +135,7 @@ class URF(FeatureMap):
         antithetic: bool = False,
         rho: str = "paper",
         A: float | str = 0.0,
-        projection: Any = "iid",
+        projection: ProjectionLike | None = "iid",
         on_error: str = "ignore",
         device: Any = None,
         **options: Any,

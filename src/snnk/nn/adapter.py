@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snnk import _checks
-from snnk.maps import FeatureMap, make_feature_map
+from snnk.maps import FeatureMap, MapLike, make_feature_map
 from snnk.maps.projections import make_generator
 
 
@@ -47,7 +47,7 @@ class SNNKAdapter(nn.Module):
         self,
         dim: int,
         num_features: int = 16,
-        feature_map: Any = "relu",
+        feature_map: MapLike = "relu",
         *,
         gate: bool = True,
         bias: bool = False,

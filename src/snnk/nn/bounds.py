@@ -1,7 +1,7 @@
-r"""How far a bundle may be from the layers it replaced, by depth (appendix B), beside how far it is.
+r"""How far a bundle may be from the layers it replaced, by depth (appendix B), and how far it is.
 
-Behind an activation f, an entry X = Psi(V, b) . Phi(x) is a mean of P independent terms T_j, one a row g of the
-map. With u = rho (x - c), v = eta w and z = w.x + b as in `URF`, w a row of V, r^2 = alpha^2 + beta^2 and
+Behind an activation f, an entry X = Psi(V, b) . Phi(x) is a mean of P independent terms T_j, one per row g of
+the map. With u = rho (x - c), v = eta w and z = w.x + b as in `URF`, w a row of V, r^2 = alpha^2 + beta^2 and
 N = g.v / |v| ~ N(0, 1),
 
     ET = alpha cos(omega z) + beta sin(omega z),    |T| <= r e^{(|u|^2 - |v|^2) / 2} cosh(|v| N),
@@ -11,7 +11,7 @@ But |N| <= t for all rows and outputs at once, except with probability e^{-t^2 /
 have a known bound c, and a mean that moved by at most tau = r e^{|u|^2 / 2} (Q(t - |v|) + Q(t + |v|)), Q(s) the
 probability of N > s:
 
-    Azuma:      P(|X - EX| >= eps + tau) <= 2 exp(-P eps^2 / (2 c^2)), the paper's exponent put right,
+    Azuma:      P(|X - EX| >= eps + tau) <= 2 exp(-P eps^2 / (2 c^2)), the paper's exponent corrected,
     Bernstein:  P(|X - EX| >= eps + tau) <= 2 exp(-P eps^2 / (2 (var T + (c + |ET|) eps / 3))),
 
 where var T is known too: T = e^{(|u|^2 - |v|^2) / 2} Re(q cosh(g.(v + iu))) for a number q, or exp for cosh where

@@ -38,7 +38,7 @@ from snnk.maps import (
     make_calibrated,
     make_feature_map,
 )
-from snnk.maps.activations import resolve_activation
+from snnk.maps.activations import ActivationLike, resolve_activation
 from snnk.maps.affine import Affine
 from snnk.maps.projections import make_generator
 from snnk.nn.linear import SNNKLinear
@@ -82,7 +82,14 @@ class Bundled(nn.Module):
         (torch.Size([5, 3]), torch.Size([5, 32]), torch.Size([5, 3, 8]))
     """
 
-    def __init__(self, maps: Sequence[FeatureMap], weight: Tensor, bias: Tensor | None = None, *, report: Any = None):
+    def __init__(
+        self,
+        maps: Sequence[FeatureMap],
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        report: BundleReport | None = None,
+    ):
         super().__init__()
         self.in_features = width = maps[0].in_features if maps else weight.shape[-1]
         for fm in maps:
@@ -159,7 +166,7 @@ class Bundled(nn.Module):
                 ]
                 tensors = {key: file.get_tensor(key) for key in keys}
             report: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in config["report"].items()}
-            # files of version 0.1 do not say whether there is a bias; a fitted bundle always has one
+            # files of version 0.1 do not state whether there is a bias; a fitted bundle always has one
             if config.get("bias", report.get("method") == "fitted" or "bias" in keys) != ("bias" in keys):
                 raise ValueError(f"it {'has a' if 'bias' in keys else 'lacks its'} bias; copy it or save it again")
             for name in {"weight", "bias"} & set(keys):
@@ -180,7 +187,7 @@ def bundle(
     feature_map: Any = "projected",
     calibrate: Tensor | None = None,
     method: str = "auto",
-    activations: Mapping[type[nn.Module], Any] | None = None,
+    activations: Mapping[type[nn.Module], ActivationLike] | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Bundled:
@@ -189,8 +196,8 @@ def bundle(
     Args:
         module, start, stop: nn.Sequential, nn.ModuleList or list, left as it is, and the part to replace, a slice.
             An nn.Sequential in it counts as one entry, and is taken layer by layer. Layers with hooks are refused.
-        num_features: of each map, one number or a list with one for each activation; so with feature_map. Without
-            activations there is none to name.
+        num_features: size of each map, one number for all or a list with one per activation; feature_map likewise. It
+            is not needed where there are no activations.
         feature_map: "projected" (ProjectedURF of the layer's activation), "urf" (URF of it), a name in
             FEATURE_MAPS or a callable (in_features, num_features, activation, seed=, device=, dtype=, **options).
         calibrate: typical inputs (*, in). Maps are calibrated on them and their features, and the matrix is fitted
@@ -233,8 +240,8 @@ def bundle(
         if train is None or held is None:
             return analytic
         phi, y = analytic.phi(train), original(train)
-        # With few rows GCV takes too small a ridge: below two a feature its held-out error was over 1.1 times that of a
-        # ridge chosen on a quarter in 40 of 144 trials, at worst 7 times; with folds in none. Above they are equal.
+        # With few rows GCV takes too small a ridge: below two per feature its held-out error was over 1.1 times that of
+        # a ridge chosen on a quarter in 40 of 144 trials, at worst 7 times; with folds in none. Above they are equal.
         folds = 5 if len(phi) < 2 * phi.shape[1] else 0
         stats = RidgeStats(phi.shape[1], y.shape[1], folds=folds, device=phi.device).update(phi, y)
         solution, y = stats.solve("kfold" if folds else "gcv"), original(held).double()
@@ -257,7 +264,9 @@ def _numbers(module: nn.Module, ends: tuple[str, ...] = ("",)) -> int:
     return sum(tensor.numel() for key, tensor in module.state_dict().items() if key.endswith(ends))
 
 
-def _steps(module: Any, start: int, stop: int | None, activations: Mapping[type[nn.Module], Any]) -> list[Any]:
+def _steps(
+    module: Any, start: int, stop: int | None, activations: Mapping[type[nn.Module], ActivationLike]
+) -> list[Any]:
     """(position, layer, function if it is an activation) of the layers that compute something, each checked."""
     if not _is_sequential(module) and not isinstance(module, nn.ModuleList | list | tuple):
         raise TypeError(f"module must be nn.Sequential, nn.ModuleList or a list of layers; got {type(module).__name__}")
@@ -358,7 +367,7 @@ def _psi(fm: FeatureMap, v: Any, b: Any, strict: bool) -> tuple[Tensor, str | No
     if strict:
         return fm.psi(v, b).double(), None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the held-out error says it better
+        warnings.simplefilter("ignore")  # the held-out error is measured instead
         try:
             psi, reason = fm.psi(v, b), None
         except UnreachableError as error:

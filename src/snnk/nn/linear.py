@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snnk import _checks
-from snnk.maps import URF, FeatureMap, ProjectedURF, make_calibrated, make_feature_map
+from snnk.maps import URF, FeatureMap, MapLike, ProjectedURF, make_calibrated, make_feature_map
+from snnk.maps.activations import ActivationLike
 from snnk.maps.projections import make_generator
 
 
@@ -41,7 +42,7 @@ class SNNKLinear(nn.Module):
         in_features: int,
         out_features: int,
         num_features: int,
-        feature_map: Any = "relu",
+        feature_map: MapLike = "relu",
         bias: bool = True,
         *,
         seed: int = 0,
@@ -88,10 +89,10 @@ class SNNKLinear(nn.Module):
     def from_linear(
         cls,
         linear: nn.Linear,
-        activation: Any,
+        activation: ActivationLike | None,
         num_features: int,
         *,
-        feature_map: Any = None,
+        feature_map: MapLike | None = None,
         inputs: Tensor | None = None,
         seed: int = 0,
         **options: Any,
@@ -100,7 +101,7 @@ class SNNKLinear(nn.Module):
 
         Args:
             linear: the pretrained layer; it is left as it is.
-            activation: what follows it: a name, a torch module or an elementwise callable.
+            activation: what follows it: a name, a torch module or an elementwise callable; unused with a feature_map.
             num_features: number m of real features.
             feature_map: a name in FEATURE_MAPS or a FeatureMap instead of URF(activation). A map given as an object is
                 used as it is; with `inputs`, a copy of it is calibrated.
@@ -121,9 +122,12 @@ class SNNKLinear(nn.Module):
         d, o = linear.in_features, linear.out_features
         place: Any = {"device": linear.weight.device, "dtype": linear.weight.dtype}
         if not isinstance(feature_map, FeatureMap):
-            make = partial(URF, activation=activation) if feature_map is None else feature_map
+            if feature_map is None:
+                if activation is None:
+                    raise TypeError("from_linear needs an activation or a feature_map; got neither")
+                feature_map = partial(URF, activation=activation)
             fm = make_calibrated(
-                make, d, num_features, inputs, linear.weight, linear.bias, seed=seed, **place, **options
+                feature_map, d, num_features, inputs, linear.weight, linear.bias, seed=seed, **place, **options
             )
         else:
             fm = make_feature_map(feature_map, d, num_features, **options)

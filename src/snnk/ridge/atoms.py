@@ -1,7 +1,7 @@
-r"""Atoms: features taken from a pretrained layer's own neurons, chosen for what is to be computed from them.
+r"""Atoms: neurons that are kept from a pretrained layer, chosen for the outputs that are computed from them.
 
 For hidden features phi in R^w with centred sums G = phi'phi, C = phi'y, ridge regression of y on a set S of them leaves
-the error tr y'y - tr C_S' (G_SS + lam I)^-1 C_S. The next atom is the one that lessens it most, argmax_j
+the error tr y'y - tr C_S' (G_SS + lam I)^-1 C_S. The next atom is the one that lowers it most, argmax_j
 |c_j|^2 / d_j, where c_j and d_j are what the atoms before it leave of C_j and of G_jj + lam: a Cholesky factorisation
 with that choice of pivots (orthogonal matching pursuit for many outputs at once). Choices are nested: the first k of m
 atoms are those for k.
@@ -20,11 +20,11 @@ BETAS = (0.9, 0.99)
 
 
 def choose_atoms(gram: Tensor, cross: Tensor, count: int, penalty: float) -> tuple[Tensor, Tensor]:
-    """The numbers of `count` features in the order of their choice, and by how much each lessens the squared error.
+    """The indices of `count` features in the order of their choice, and by how much each lowers the squared error.
 
     Args:
         gram, cross: centred sums phi'phi (w, w) and phi'y (w, t), as RidgeStats.centred gives them.
-        count: how many.
+        count: number of features to choose.
         penalty: lam > 0, in units of the sums.
 
     Example:
@@ -87,12 +87,12 @@ def refine_(
     rows: int = 1024,
     seed: int = 0,
 ) -> None:
-    """Move atoms from where the pretrained layer had them, in place: Adam on weight |scale (forward(x) - y)|^2.
+    """Train atoms from their pretrained values, in place, by Adam on weight |scale (forward(x) - y)|^2.
 
     Args:
         forward: x (n, d) -> (n, t), through `parameters`.
         x, y, weight, scale: (n, d), (n, t), (n,) for the rows and (t,) for the outputs.
-        steps, rows: so many steps on so many rows each.
+        steps, rows: number of steps, and of rows per step.
         rate: length of a step, relative to the root mean square of each parameter.
     """
     adam, schedule = relative_adam(parameters, rate=rate, steps=steps)

@@ -178,7 +178,7 @@ class RidgeStats:
             directions below 5e-7 of the largest eigenvalue are left out, and residuals below 1e-6 of yy are noise.
         device: of the sums.
 
-    `note` is a text of yours that goes into the file with the sums, for example which rows they cover. Merging keeps
+    `note` is a text that is saved with the sums, for example which rows they cover. Merging keeps
     the note if both have the same one, and empties it otherwise, because it would describe the rows of one only.
 
     Example:
@@ -223,7 +223,7 @@ class RidgeStats:
         return self._add(phi, y, weight, fold, 1)
 
     def downdate(self, phi: Tensor, y: Tensor, weight: Tensor | None = None, fold: Tensor | None = None) -> RidgeStats:
-        """Remove rows, as if they had never been added; with folds, `fold` says where each was."""
+        """Remove rows, as if they had never been added; with folds, `fold` is the fold that each was added to."""
         if self.folds and fold is None:
             raise ValueError(f"downdate with {self.folds} folds needs fold=, the fold that each row was added to")
         return self._add(phi, y, weight, fold, -1)
@@ -304,7 +304,7 @@ class RidgeStats:
         return self
 
     def select(self, features: Tensor) -> RidgeStats:
-        """The sums of some features only, by their numbers, in that order: as if no other had been added."""
+        """The sums of some features only, by their indices, in that order, as if only these had been added."""
         m, device = self.num_features, self.sums.device
         features = torch.as_tensor(features, device=device)
         outside = features.is_floating_point() or features.ndim != 1 or not features.numel()
@@ -324,7 +324,7 @@ class RidgeStats:
         return chosen
 
     def centred(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Sums about the means: phi'phi (m, m), phi'y (m, t) and y^2 (t,), for algorithms of your own."""
+        """Sums about the means: phi'phi (m, m), phi'y (m, t) and y^2 (t,), for other algorithms."""
         sums = self._sums(None)
         m, n, first = self.num_features, float(sums[0, 0]), sums[0, 1:]
         both = torch.addr(sums[1:-1, 1:], first[:m], first, alpha=-1 / n)
@@ -349,7 +349,7 @@ class RidgeStats:
         Args:
             lam: a number >= 0; several, for a list of solutions; "gcv", the least generalised cross-validation; or
                 "kfold", the least squared error on held-out folds.
-            num_features: use the first so many features; the default is all of them.
+            num_features: use only the first num_features features; default: all.
             intercept: fit b. Without it, nothing is centred and b is zero, as in Ridge(fit_intercept=False).
 
         Example:
@@ -371,7 +371,7 @@ class RidgeStats:
         Args:
             shrinkage: 0 to 1, the share of the within-class covariance that is replaced by its mean variance, as in
                 scikit-learn's LinearDiscriminantAnalysis(solver="lsqr"). Weights are about the mean of all rows.
-            num_features: use the first so many features; all without it.
+            num_features: use only the first num_features features; default: all.
 
         Example:
             >>> phi, y = torch.tensor([[0.0], [1.0], [4.0], [5.0]]), F.one_hot(torch.tensor([0, 0, 1, 1]))
