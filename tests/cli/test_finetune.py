@@ -85,3 +85,5 @@ def test_an_interrupted_run_says_how_to_go_on(finetune, tmp_path, monkeypatch):
     monkeypatch.setattr(loop._Run, "step", step)
     assert finetune("--out", tmp_path / "out", "--method", "linear-probe", "--epochs", 2, "--resume")[0] == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+    code, _, err = finetune("--out", tmp_path / "out", "--method", "linear-probe", "--epochs", 2, "--resume")
+    assert code == 2 and "is complete, there is nothing to resume" in err

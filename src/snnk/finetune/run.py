@@ -194,16 +194,14 @@ def _finetune(
 
 def check_out(out: Path, checkpoint: Path, resume: bool) -> None:
     """Refuse a folder that cannot be written or would be overwritten, before any work."""
-    if out.exists() or out.is_symlink():
-        done = ""
-        if (out / "metrics.json").is_file():
-            done = " and is complete, there is nothing to resume" if resume else ""
-            checkpoint.unlink(missing_ok=True)  # its run was killed after it wrote the folder
+    if (out / "metrics.json").is_file():
+        checkpoint.unlink(missing_ok=True)  # its run was killed after it wrote the folder
         _io.remove_leftovers(out)
-        raise FileExistsError(f"{out} exists already{done}; name a folder that does not")
+        if resume:
+            raise FileExistsError(f"{out} exists already and is complete, there is nothing to resume")
+    _io.check_out(out)
     if checkpoint.exists() and not resume:
         raise FileExistsError(f"{checkpoint} belongs to a run that was stopped: continue with resume, or delete it")
-    _io.check_out(out)
 
 
 def _some(data: Data, seed: int, rows: int) -> Iterator[dict[str, Tensor]]:
