@@ -7,7 +7,6 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from snnk import hf
 from snnk.hf.calibration import load_calibration
-from snnk.hf.models import token_limit
 
 from helpers.compression import TINY, check_page
 from helpers.heads import make
@@ -346,8 +345,3 @@ def test_hub_name(run, bert, texts, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, ignore_patterns: str(bert))
     assert run("compress", "org/name", "--calibration", texts, "--refine", 0, "--out", tmp_path / "out")[0] == 0
     assert 'base_model: "org/name"' in (tmp_path / "out" / "README.md").read_text()
-
-
-def test_positions():
-    assert token_limit(transformers.BertConfig(**TINY)) == 64
-    assert token_limit(transformers.RobertaConfig(**TINY)) == 62

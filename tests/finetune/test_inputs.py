@@ -8,7 +8,6 @@ import transformers
 
 from snnk.finetune import FinetuneConfig
 from snnk.finetune.inputs import read
-from snnk.hf.models import token_limit
 
 from helpers.texts import make_tokenizer
 from helpers.tuning import make_config, make_rows, save, write
@@ -26,11 +25,6 @@ def test_texts_are_cut_to_the_positions_of_the_model(tmp_path, kind):
     with torch.no_grad():
         kind.from_pretrained(folder)(input_ids=data.batch([0, 1])["input_ids"])  # a torch error at one token more
     assert read(replace(config, max_length=9), tokenizer, images=False).train.lengths[0] == 9
-
-
-def test_models_without_positions_have_no_limit():
-    assert token_limit(transformers.T5Config()) is None and token_limit(transformers.GPT2Config()) == 1024
-    assert token_limit(transformers.RobertaConfig(max_position_embeddings=514, pad_token_id=1)) == 512
 
 
 def test_limit_train_draws_its_rows(root, tmp_path):

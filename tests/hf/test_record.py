@@ -7,7 +7,7 @@ import torch
 from transformers.models.bert.modeling_bert import BertLayer
 
 from snnk.hf import find_ffns
-from snnk.hf.record import ActivationCache
+from snnk.hf.record import ActivationCache, hold_out, recording, rows_at
 
 from helpers.architectures import ROWS, inputs, make, replaced
 
@@ -110,3 +110,30 @@ def test_no_way_down():
     cache.advance(find_ffns(model)[2])
     with pytest.raises(ValueError, match=r"encoder.layer.1 is below layer 2"):
         cache.advance(find_ffns(model)[1])
+
+
+def test_the_recorder_sees_inputs_and_outputs_and_may_replace_these():
+    layer, seen = torch.nn.Linear(2, 3), []
+    with recording({"a": layer}, lambda name, x, y: seen.append((name, x, y))):
+        x, y = torch.ones(4, 2), layer(torch.ones(4, 2))
+        layer(input=x)
+    assert [name for name, _, _ in seen] == ["a", "a"] and not layer._forward_hooks
+    assert all(torch.equal(read, x) and torch.equal(out, y) for _, read, out in seen)
+    with recording({"a": layer}, lambda name, x, y: 2 * y):
+        assert torch.equal(layer(x), 2 * y)
+
+
+@pytest.mark.parametrize(("count", "held"), [(2, [1]), (9, [8]), (10, [9]), (25, [9, 19])])
+def test_every_tenth_batch_is_held_out(count, held):
+    training, found = hold_out(range(count))
+    assert found == held and sorted(training + found) == list(range(count))
+    with pytest.raises(ValueError, match="at least two batches are needed"):
+        hold_out([1])
+
+
+def test_rows_without_padding():
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    x = torch.arange(12.0).reshape(2, 3, 2)
+    assert torch.equal(rows_at("encoder.0", x, {"attention_mask": mask}, torch.nn.Linear(1, 1)), x[mask.bool()])
+    assert torch.equal(rows_at("pooler", x[:, 0], {"attention_mask": mask}, torch.nn.Linear(1, 1)), x[:, 0])
+    assert torch.equal(rows_at("encoder.0", x, {}, torch.nn.Linear(1, 1)), x.flatten(0, 1))

@@ -11,9 +11,10 @@ import random
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
+from transformers import BaseImageProcessor, PreTrainedTokenizerBase
 
 from snnk import _checks
 from snnk._text import printable
@@ -21,6 +22,7 @@ from snnk.hf.data import (
     ARROW,
     HEAD,
     LINES,
+    TokenRow,
     as_columns,
     file_format,
     find_images,
@@ -64,7 +66,7 @@ class Calibration(list[dict[str, Tensor]]):
 
 def load_calibration(
     path: str | Path,
-    processor: Any,
+    processor: PreTrainedTokenizerBase | BaseImageProcessor,
     *,
     column: str | None = None,
     max_length: int = 128,
@@ -106,25 +108,26 @@ def load_calibration(
         wanted = "a folder of images" if images else "a file of texts"
         raise ValueError(f"the model is calibrated with {wanted}; {path} is a {'folder' if path.is_dir() else 'file'}")
     generator = random.Random(seed)
+    tokenizer = image_processor = cast(Any, processor)
     if images:
-        return _images(path, processor, batch_size, max_tokens, generator)
+        return _images(path, image_processor, batch_size, max_tokens, generator)
     texts, column = _texts(path, column)
     # a text has at least one token, so that more texts than tokens are never needed
     chosen = _sample((text for text in map(str.strip, texts) if text), max_tokens, generator)
     if not chosen:
         raise ValueError(f"{path} is empty: there is no text in it")
     _enough(len(chosen), path, "texts")
-    rows: list[dict[str, list[int]]] = []
-    tokens, length = 0, min(max_length, processor.model_max_length)
+    rows: list[TokenRow] = []
+    tokens, length = 0, min(max_length, tokenizer.model_max_length)
     for start in range(0, len(chosen), batch_size):
-        rows += tokenize(processor, chosen[start : start + batch_size], max_length=length)
+        rows += tokenize(tokenizer, chosen[start : start + batch_size], max_length=length)
         tokens += sum(len(row["input_ids"]) for row in rows[start:])
         if tokens >= max_tokens and len(rows) >= FEWEST:
             break
     rows = sorted((row for row in rows if row["input_ids"]), key=lambda row: len(row["input_ids"]))
     _enough(len(rows), path, "texts with tokens")
-    _known(rows, path, processor)
-    batches = [pad_texts(part, processor) for part in _parts(rows, batch_size)]
+    _known(rows, path, tokenizer)
+    batches = [pad_texts(part, tokenizer) for part in _parts(rows, batch_size)]
     generator.shuffle(batches)
     return Calibration(batches, path.name, "texts", len(rows), column)
 
@@ -146,18 +149,18 @@ def _enough(count: int, path: Path, what: str) -> None:
         raise ValueError(f"{path} has {count} {what}; at least {FEWEST} are needed, of which one in ten is held out")
 
 
-def _known(rows: list[dict[str, list[int]]], path: Path, processor: Any) -> None:
+def _known(rows: list[TokenRow], path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse texts of another language or script than the tokenizer's, and a tokenizer without its vocabulary."""
-    unknown = processor.unk_token_id
+    unknown = tokenizer.unk_token_id
     names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id")
-    special = {getattr(processor, name, None) for name in names}
+    special = {getattr(tokenizer, name, None) for name in names}
     if unknown is None or unknown in special:  # a tokenizer of bytes, which has no unknown ones
         return
     tokens = [token for row in rows for token in row["input_ids"] if token not in special]
     share = tokens.count(unknown) / max(len(tokens), 1)
     if share > MOST_UNKNOWN:
         raise ValueError(
-            f"{share:.0%} of the tokens of {path} are unknown to the tokenizer, which has {len(processor):,}; "
+            f"{share:.0%} of the tokens of {path} are unknown to the tokenizer, which has {len(tokenizer):,}; "
             "give texts like those that the model is used for, and check that the tokenizer's files are there"
         )
 
@@ -184,7 +187,9 @@ def _texts(path: Path, column: str | None) -> tuple[Iterable[str], str | None]:
     return (value for value in values if isinstance(value, str)), name
 
 
-def _images(path: Path, processor: Any, batch_size: int, max_tokens: int, generator: random.Random) -> Calibration:
+def _images(
+    path: Path, processor: BaseImageProcessor, batch_size: int, max_tokens: int, generator: random.Random
+) -> Calibration:
     files = find_images(path)
     _enough(len(files), path, "images")
     generator.shuffle(files)

@@ -21,16 +21,21 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers import BaseImageProcessor, PreTrainedTokenizerBase
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 IMAGES = (".png", ".jpg", ".jpeg")
 LINES = (".tsv", ".csv", ".jsonl", ".ndjson")  # formats of text, which may be gzipped
 ARROW = {".parquet": "Parquet", ".pq": "Parquet", ".arrow": "Arrow", ".feather": "Arrow", ".ipc": "Arrow"}
 HEAD = 100  # rows by which columns of texts are told from others
 Columns = Mapping[str, list[Any]]
+TokenRow = dict[str, list[int]]  # what a tokenizer returns for one text: input_ids, attention_mask, ...
 
 
 def read_columns(
@@ -79,7 +84,7 @@ def read_rows(
     raise ValueError(f"{path} is none of {', '.join(LINES)}, plain or .gz, and .parquet; convert it to one")
 
 
-def as_columns(rows: Iterable[Any], source: Any) -> dict[str, list[Any]]:
+def as_columns(rows: Iterable[Any], source: object) -> dict[str, list[Any]]:
     """Rows {column: value} as columns, with None where a row has no value."""
     found: dict[str, list[Any]] = {}
     for count, row in enumerate(rows):
@@ -182,7 +187,7 @@ def hub_columns(source: str) -> dict[str, list[Any]]:
     return {column: list(found[column]) for column in found.column_names}
 
 
-def column_of(columns: Columns, name: str, source: Any) -> list[Any]:
+def column_of(columns: Columns, name: str, source: object) -> list[Any]:
     """A column; the error of a missing one lists those that there are."""
     _has_rows(columns, source)
     if name not in columns:
@@ -190,7 +195,7 @@ def column_of(columns: Columns, name: str, source: Any) -> list[Any]:
     return columns[name]
 
 
-def text_column(columns: Columns, source: Any, wanted: str | None = None, others: Sequence[str | None] = ()) -> str:
+def text_column(columns: Columns, source: object, wanted: str | None = None, others: Sequence[str | None] = ()) -> str:
     """The name of a column of texts, which are strings that are no numbers in one of the first rows.
 
     Args:
@@ -212,12 +217,12 @@ def text_column(columns: Columns, source: Any, wanted: str | None = None, others
     return found
 
 
-def _has_rows(columns: Columns, source: Any) -> None:
+def _has_rows(columns: Columns, source: object) -> None:
     if not any(columns.values()):
         raise ValueError(f"{source} is empty: it has no rows")
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     if not isinstance(value, str) or not value.strip():
         return False
     try:
@@ -243,39 +248,39 @@ def labelled_images(folder: Path) -> tuple[list[Path], list[str]]:
     return files, [file.relative_to(folder).parts[0] for file in files]
 
 
-def read_images(files: Iterable[Path], processor: Any) -> dict[str, Tensor]:
+def read_images(files: Iterable[Path], processor: BaseImageProcessor) -> dict[str, Tensor]:
     """Images as one batch of a model's inputs."""
     return {"pixel_values": processor(images=[open_image(file) for file in files], return_tensors="pt")["pixel_values"]}
 
 
-def open_image(file: Path) -> Any:
+def open_image(file: Path) -> Image:
     """An image of PIL, in RGB."""
-    from PIL import Image
+    import PIL.Image
 
     if not file.is_file():  # a pipe would never end
         raise ValueError(f"{file} is no image, but a folder, a pipe, a device or a link to nothing; remove it")
     try:
-        with Image.open(file) as image:
+        with PIL.Image.open(file) as image:
             return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
         raise ValueError(f"{file} cannot be read as an image: {error}") from error
 
 
-def tokenize(processor: Any, *texts: Sequence[str] | None, max_length: int) -> list[dict[str, list[int]]]:
+def tokenize(tokenizer: PreTrainedTokenizerBase, *texts: Sequence[str] | None, max_length: int) -> list[TokenRow]:
     """Texts, or texts and their pairs, as rows of a tokenizer's outputs, without padding."""
-    found = processor(*texts, truncation=True, max_length=max_length)
+    found: Any = tokenizer(*texts, truncation=True, max_length=max_length)
     return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
 
 
-def pad_id(processor: Any) -> int:
+def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """The token that batches are filled up with: the tokenizer's for padding, else for the end of a text, else 0."""
-    return next((int(i) for i in (processor.pad_token_id, processor.eos_token_id) if i is not None), 0)
+    return next((int(i) for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
 
 
-def pad_texts(rows: list[dict[str, list[int]]], processor: Any) -> dict[str, Tensor]:
+def pad_texts(rows: list[TokenRow], tokenizer: PreTrainedTokenizerBase) -> dict[str, Tensor]:
     """One batch, padded on the right: the tokenizer of a GPT has no padding, and is not to be changed."""
     width = max(len(row["input_ids"]) for row in rows)
-    fill = {"input_ids": pad_id(processor)}
+    fill = {"input_ids": pad_id(tokenizer)}
     batch = {
         key: torch.tensor([row[key] + [fill.get(key, 0)] * (width - len(row[key])) for row in rows]) for key in rows[0]
     }

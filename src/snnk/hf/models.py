@@ -131,8 +131,10 @@ def token_limit(config: PretrainedConfig) -> int | None:
     count = getattr(config, "max_position_embeddings", None)
     if not isinstance(count, int) or count <= 0:  # XLNet's is -1
         return None
+    if config.model_type not in POSITIONS_FROM_PADDING:
+        return count
     padding = getattr(config, "pad_token_id", None)
-    return count - (1 if padding is None else padding) - 1 if config.model_type in POSITIONS_FROM_PADDING else count
+    return count - 1 - (1 if padding is None or config.model_type == "mpnet" else padding)  # MPNet's is always 1
 
 
 @contextmanager
@@ -154,7 +156,7 @@ def refuse_keys(
     model: PreTrainedModel,
     missing: Iterable[str],
     unexpected: Iterable[str],
-    source: Any,
+    source: object,
     saved_class: str | None,
     *,
     new_head: bool = False,
@@ -214,7 +216,7 @@ def _left_out(model: PreTrainedModel, key: str) -> bool:
     return not isinstance(owner, nn.ModuleList) and not any(True for _ in owner.parameters(recurse=False))
 
 
-def refuse_nan(model: nn.Module, source: Any) -> None:
+def refuse_nan(model: nn.Module, source: object) -> None:
     """Raise a ValueError if a parameter in memory is not finite."""
     wrong = [name for name, p in model.named_parameters() if not p.is_meta and not torch.isfinite(p).all()]
     if wrong:

@@ -16,7 +16,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,20 @@ from snnk.maps import CLASSES, FEATURE_MAPS, FeatureMap, feature_map_from_config
 METHOD = "snnk"  # the quant_method of config.json
 PLAIN = ("linear", "drop")  # kinds without features
 KINDS = ("atoms", *PLAIN, "features", *FEATURE_MAPS)
+Device = torch.device | str | None
+Entry = dict[str, Any]  # JSON that describes a new block or pooler
 POOLER_KINDS = ("layer", "head")  # of the modules that replace a pooler, in classify/poolers.py
+
+
+class FactoryKwargs(TypedDict):
+    """Device and dtype of new modules."""
+
+    device: torch.device | str
+    dtype: torch.dtype
+
+
+def place_of(tensor: Tensor) -> FactoryKwargs:
+    return {"device": tensor.device, "dtype": tensor.dtype}
 
 
 class SentinelIdentity(nn.Module):
@@ -39,7 +52,7 @@ class SentinelIdentity(nn.Module):
 
     weight: Tensor
 
-    def __init__(self, features: int, *, device: Any = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, features: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.in_features = self.out_features = features
         self.register_buffer("weight", torch.empty(0, device=device, dtype=dtype))
@@ -51,7 +64,7 @@ class SentinelIdentity(nn.Module):
 class Features(SentinelIdentity):
     """phi(x) of a feature map: (*, in_features) -> (*, num_features)."""
 
-    def __init__(self, feature_map: FeatureMap, *, device: Any = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, feature_map: FeatureMap, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__(feature_map.in_features, device=device, dtype=dtype)
         self.out_features = feature_map.num_features
         self.map = feature_map.to(device=device, dtype=dtype)
@@ -63,7 +76,7 @@ class Features(SentinelIdentity):
 class Constant(SentinelIdentity):
     """The vector `bias` for every token: (*, any) -> (*, out_features)."""
 
-    def __init__(self, out_features: int, *, device: Any = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, out_features: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__(0, device=device, dtype=dtype)  # GPT-2's loader reads its weight
         self.out_features = out_features
         self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype))
@@ -84,7 +97,7 @@ class SNNKQuantizationConfig(QuantizationConfigMixin):
         'snnk'
     """
 
-    pooler: dict[str, Any] | None = None
+    pooler: Entry | None = None
 
     def __init__(self, blocks: Any = None, quant_method: str = METHOD, pooler: Any = None, **unknown: Any) -> None:
         if quant_method != METHOD or unknown or not isinstance(blocks, dict):
@@ -93,7 +106,7 @@ class SNNKQuantizationConfig(QuantizationConfigMixin):
         for name, entry in blocks.items():
             _check_entry(name, entry)
         self.quant_method: Any = METHOD
-        self.blocks: dict[str, dict[str, Any]] = copy.deepcopy(blocks)
+        self.blocks: dict[str, Entry] = copy.deepcopy(blocks)
         if pooler is not None:  # otherwise files do not have the key
             _check_pooler(pooler)
             self.pooler = copy.deepcopy(pooler)
@@ -103,7 +116,7 @@ class SNNKQuantizationConfig(QuantizationConfigMixin):
         return getattr(self, key, default)
 
 
-def _check_entry(name: Any, entry: Any) -> None:
+def _check_entry(name: object, entry: object) -> None:
     """Refuse unknown kinds, keys that the kind does not have or lacks, and sizes that are no positive integers."""
     if not isinstance(name, str) or not isinstance(entry, dict):
         raise ValueError(f"blocks must be {{name: {{kind: ...}}}}; got {name!r}: {entry!r}")
@@ -114,7 +127,7 @@ def _check_entry(name: Any, entry: Any) -> None:
     _check_sizes(name, entry)
 
 
-def _check_pooler(entry: Any) -> None:
+def _check_pooler(entry: object) -> None:
     wanted = ["kind", "map", "name", "num_features"]
     if not isinstance(entry, dict) or sorted(map(str, entry)) != wanted or not isinstance(entry["name"], str):
         raise ValueError(f"pooler must have the keys {wanted}; got {str(entry)[:500]}")
@@ -122,7 +135,7 @@ def _check_pooler(entry: Any) -> None:
     _check_sizes("the pooler", entry)
 
 
-def _check_sizes(name: str, entry: dict[str, Any]) -> None:
+def _check_sizes(name: str, entry: Entry) -> None:
     if "num_features" in entry:
         _checks.positive_int(entry["num_features"], f"num_features of {name}")
     if "map" in entry:
@@ -196,7 +209,7 @@ def replace_(
     *,
     seed: int = 0,
     dtype: torch.dtype | None = None,
-    device: Any = None,
+    device: Device = None,
     **options: Any,
 ) -> Replacement:
     """Put modules of another kind, filled with zeros, into a block's slots, and note it in the model's configuration.
@@ -219,19 +232,19 @@ def replace_(
         'relu'
     """
     old = ffn.up_weight()
-    place: dict[str, Any] = {"device": device or old.device, "dtype": dtype or old.dtype}
+    place: FactoryKwargs = {"device": device or old.device, "dtype": dtype or old.dtype}
     return _swap(ffn, *_entry(ffn, kind, num_features, place, seed, **options), place)
 
 
 def cost_after(ffn: FFN, kind: str | FeatureMap, num_features: int | None = None) -> Cost:
     """The cost of a block after `replace_`; the block itself stays as it is."""
-    place: dict[str, Any] = {"device": "meta", "dtype": ffn.up_weight().dtype}
+    place: FactoryKwargs = {"device": "meta", "dtype": ffn.up_weight().dtype}
     return cost_of(_modules(ffn, *_entry(ffn, kind, num_features, place), place))
 
 
 def _entry(
-    ffn: FFN, kind: str | FeatureMap, num_features: int | None, place: dict[str, Any], seed: int = 0, **options: Any
-) -> tuple[dict[str, Any], FeatureMap | None]:
+    ffn: FFN, kind: str | FeatureMap, num_features: int | None, place: FactoryKwargs, seed: int = 0, **options: Any
+) -> tuple[Entry, FeatureMap | None]:
     """The JSON of a new block, and its feature map."""
     feature_map: FeatureMap | None = None
     if isinstance(kind, FeatureMap):
@@ -244,23 +257,23 @@ def _entry(
         raise TypeError(f"{', '.join(options)}: only feature maps have options; {kind!r} has none")
     if kind in PLAIN and num_features:
         raise ValueError(f"{kind!r} has no features to count; got num_features={num_features!r}")
-    entry: dict[str, Any] = {"kind": kind} if kind in PLAIN else {"kind": kind, "num_features": num_features}
+    entry: Entry = {"kind": kind} if kind in PLAIN else {"kind": kind, "num_features": num_features}
     if feature_map is not None:
         entry["map"] = feature_map.to_config()
     _check_entry(ffn.name, entry)
     return entry, feature_map
 
 
-def rebuild_(ffn: FFN, entry: dict[str, Any], room: int) -> Replacement:
+def rebuild_(ffn: FFN, entry: Entry, room: int) -> Replacement:
     """Put back what `replace_` made, from its JSON; `room`, the bytes of the file, bounds what is allocated."""
     _check_entry(ffn.name, entry)
     old, feature_map = ffn.up_weight(), None
     if "map" in entry:
         feature_map = rebuild_map(ffn.name, entry, ffn.in_features, room)
-    return _swap(ffn, entry, feature_map, {"device": old.device, "dtype": old.dtype})
+    return _swap(ffn, entry, feature_map, place_of(old))
 
 
-def rebuild_map(name: str, entry: dict[str, Any], in_features: int, room: int) -> FeatureMap:
+def rebuild_map(name: str, entry: Entry, in_features: int, room: int) -> FeatureMap:
     """The feature map of an entry, its sizes checked against the block and against `room`, the bytes of the file."""
     config, sizes = dict(entry["map"]), (in_features, entry["num_features"])
     if (config.get("in_features"), config.get("num_features")) != sizes:
@@ -272,7 +285,7 @@ def rebuild_map(name: str, entry: dict[str, Any], in_features: int, room: int) -
 
 
 def _modules(
-    ffn: FFN, entry: dict[str, Any], feature_map: FeatureMap | None, place: dict[str, Any]
+    ffn: FFN, entry: Entry, feature_map: FeatureMap | None, place: FactoryKwargs
 ) -> tuple[nn.Module, nn.Module | None, nn.Module]:
     """New modules (up, gate, down) for a block."""
     d, width, out, kind = ffn.in_features, ffn.width, ffn.out_features, entry["kind"]
@@ -290,7 +303,7 @@ def _modules(
     return zeros(d, m, ffn.up_bias() is not None, place), gate, down
 
 
-def _swap(ffn: FFN, entry: dict[str, Any], feature_map: FeatureMap | None, place: dict[str, Any]) -> Replacement:
+def _swap(ffn: FFN, entry: Entry, feature_map: FeatureMap | None, place: FactoryKwargs) -> Replacement:
     up, gate, down = _modules(ffn, entry, feature_map, place)
     row, kind = ffn.row, entry["kind"]
     slots = {which: ffn.slot(which) for which in ("up", "gate", "activation", "down")}
@@ -313,7 +326,7 @@ def _swap(ffn: FFN, entry: dict[str, Any], feature_map: FeatureMap | None, place
     return Replacement(ffn, kind, up, down, gate, feature_map, {**slots, "slots": paths, "entry": old_entry})
 
 
-def zeros(in_features: int, out_features: int, bias: bool, place: dict[str, Any]) -> nn.Linear:
+def zeros(in_features: int, out_features: int, bias: bool, place: FactoryKwargs) -> nn.Linear:
     """A linear layer of zeros, made without a draw from the global generator."""
     layer = nn.Linear(in_features, out_features, bias, device="meta", dtype=place["dtype"])
     layer.to_empty(device=place["device"])
@@ -331,7 +344,7 @@ def set_slot(block: nn.Module, path: str, module: Any) -> None:
     setattr(owner, name, module)
 
 
-def note_(configs: Iterable[PretrainedConfig], name: str | None, entry: dict[str, Any] | None) -> None:
+def note_(configs: Iterable[PretrainedConfig], name: str | None, entry: Entry | None) -> None:
     """Write into a model's configurations what replaced a block, or the pooler (name None); None removes the entry."""
     for config in configs:
         old = getattr(config, "quantization_config", None)

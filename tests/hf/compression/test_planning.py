@@ -11,7 +11,6 @@ from torch import nn
 
 from snnk.hf import Plan, compress_, find_ffns, plan
 from snnk.hf.compression.planning import PENALTY, BlockPlan, _allocate, _options, importance, sums
-from snnk.hf.models import evaluating
 from snnk.hf.record import observe, tokens_of
 from snnk.ridge.atoms import choose_atoms
 from snnk.ridge.sums import RidgeStats
@@ -297,20 +296,3 @@ def test_bad_arguments(bert, options, message):
 
 def test_numbers_of_numpy(bert):
     assert plan(bert, keep=np.float32(0.5), layers=np.array([1])) == plan(bert, keep=0.5, layers=[1])
-
-
-def test_every_module_gets_its_own_mode_back(bert):
-    model = make("bert").train()
-    model.embeddings.eval()
-    model.encoder.layer[1].eval()
-    modes = {name: module.training for name, module in model.named_modules()}
-    assert len(set(modes.values())) == 2
-    with evaluating(model):
-        assert not any(module.training for module in model.modules())
-        for layer in model.encoder.layer:
-            layer.intermediate = nn.Sequential(nn.Dropout()).eval()
-    after = {name: module.training for name, module in model.named_modules()}
-    assert {name: mode for name, mode in after.items() if name in modes} == {
-        name: modes[name] for name in after if name in modes
-    }
-    assert [after[f"encoder.layer.{i}.intermediate.0"] for i in (0, 1)] == [True, False]

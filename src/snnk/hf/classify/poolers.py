@@ -23,7 +23,7 @@ from snnk import _checks
 from snnk.hf.classify.heads import FOLDS, inputs_of
 from snnk.hf.classify.sites import Layer, Pooler, find_pooler
 from snnk.hf.models import Batch
-from snnk.hf.replace import Features, zeros
+from snnk.hf.replace import Features, place_of, zeros
 from snnk.maps import FEATURE_MAPS, URF, FeatureMap
 from snnk.nn.linear import SNNKLinear
 from snnk.ridge.sums import RidgeStats
@@ -99,7 +99,7 @@ def replace_pooler_(
     if found.kind != "dense":
         raise ValueError(f"the pooler of {type(model).__name__} is replaced already; start from the original model")
     old, shape = found.reader, found.shape
-    place: dict[str, Any] = {"device": old.weight.device, "dtype": old.weight.dtype}
+    place = place_of(old.weight)
     if pooler is not None and (pooler.in_features, pooler.out_features) != shape:
         raise ValueError(f"pooler must be a linear layer {shape[0]} -> {shape[1]}; got {pooler}")
     if init != "random" and pooler is None and found.dense is None:
@@ -160,7 +160,7 @@ def merge_pooler_(model: PreTrainedModel) -> HeadReport:
     classifier, layer = found.classifier, found.dense.inner
     if not isinstance(classifier, nn.Linear):
         raise ValueError(f"{type(model).__name__} has no classifier behind its pooler to merge it with")
-    place: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype}
+    place = place_of(layer.weight)
     head = zeros(layer.num_features, classifier.out_features, True, place)
     head.weight.copy_(classifier.weight.double() @ layer.weight.double())
     if classifier.bias is not None:

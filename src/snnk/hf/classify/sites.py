@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from snnk import _checks
-from snnk.hf.replace import Features, SentinelIdentity, note_, rebuild_map, set_slot, zeros
+from snnk.hf.replace import Features, SentinelIdentity, note_, place_of, rebuild_map, set_slot, zeros
 from snnk.maps import FeatureMap
 from snnk.nn.linear import SNNKLinear
 
@@ -256,7 +256,7 @@ def rebuild_pooler_(model: PreTrainedModel, entry: dict[str, Any], room: int) ->
     if not found.fits:
         return found
     old, shape = found.reader, found.shape
-    place: dict[str, Any] = {"device": old.weight.device, "dtype": old.weight.dtype}
+    place = place_of(old.weight)
     fm = rebuild_map("the pooler", entry, shape[0], room).to(**place)
     found.note_(entry["kind"], fm)
     if entry["kind"] == "layer":

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from snnk.hf.architectures import FFN, choose_layers, find_ffns
 from snnk.hf.compression.planning import KEPT
-from snnk.hf.replace import Replacement, replace_, set_slot
+from snnk.hf.replace import Replacement, place_of, replace_, set_slot
 from snnk.maps import FeatureMap
 from snnk.nn.linear import SNNKLinear
 
@@ -105,7 +105,6 @@ def bundle_(model: PreTrainedModel) -> list[Replacement]:
     for ffn in ffns:
         layer: SNNKLinear = ffn.slot("up")
         weight, bias = ffn.down_weight().double() @ layer.weight.double(), ffn.down_bias()
-        place: Any = {"device": layer.weight.device, "dtype": layer.weight.dtype}
         set_slot(ffn.block, ffn.row.up, nn.Linear(ffn.in_features, ffn.width, device="meta"))  # as replace_ expects
-        done.append(replace_(ffn, layer.feature_map, **place).fill_(weight, bias))
+        done.append(replace_(ffn, layer.feature_map, **place_of(layer.weight)).fill_(weight, bias))
     return done
