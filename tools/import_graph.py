@@ -14,6 +14,7 @@ import argparse
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
@@ -96,7 +97,9 @@ def draw(found: Edges) -> Figure:
         if not any((package, middle) in found and _leads(found, middle, other) for middle in heights):
             ends = {"patchA": boxes[package].get_bbox_patch(), "patchB": boxes[other].get_bbox_patch()}
             line = {"linestyle": "-" if found[package, other] else "--", "color": "0.25", "zorder": 2}
-            arrow = {"arrowstyle": "-|>", "mutation_scale": 11, "shrinkA": 2, "shrinkB": 2}
+            arrow: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 11, "shrinkA": 2, "shrinkB": 2}
+            if heights[package] - heights[other] > 2:  # a long arrow bends around the boxes between its ends
+                arrow["connectionstyle"] = "arc3,rad=-0.2"
             axes.add_patch(FancyArrowPatch(places[package], places[other], **arrow, **line, **ends))
     axes.set_xlim(min(x for x, _ in places.values()) - 1, max(x for x, _ in places.values()) + 1)
     axes.set_ylim(-0.5, max(rows) + 0.5)

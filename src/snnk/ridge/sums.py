@@ -206,7 +206,7 @@ class RidgeStats:
         shape, device = (max(folds, 1), 2 + m, 1 + m + t), torch.empty(0, device=device).device  # a bad one raises here
         try:
             self.sums = torch.zeros(shape, dtype=F64, device=device)
-        except RuntimeError as error:  # what torch raises where there is no memory
+        except (RuntimeError, TypeError) as error:  # torch raises these if the shape is too large
             size = f"{math.prod(shape) * F64.itemsize / 1e9:,.0f} GB"
             raise MemoryError(
                 f"sums of {m} features need {size}, more than is available; use fewer features"
