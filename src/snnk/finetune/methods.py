@@ -1,7 +1,7 @@
 """Ways to fine-tune, one row of METHODS each: what changes in the model, what is trained, with which hyperparameters.
 
-To add a method, write its steps as functions of the model and a `Setup`, add a row to METHODS and a number of trained
-parameters to tests/finetune/test_methods.py. Importing this module loads no torch: steps import what they need.
+To add a method, write its steps as functions of the model and a `Setup`, add a row to METHODS, and one to ROWS
+in tests/finetune/test_methods.py. Importing this module loads no torch: steps import what they need.
 
 The hyperparameters of snnk-relu, snnk-cos, houlsby, snnk-pooler, bundled and uptrain are the paper's (appendix
 "Hyperparameters") where it gives any; the rate of uptrain, 5e-5, is ours. Rank, alpha and rate of lora are those of
