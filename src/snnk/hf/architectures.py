@@ -113,11 +113,11 @@ def cost_of(modules: Iterable[nn.Module | None]) -> Cost:
 class FFN:
     """The feed-forward block of one layer. Its properties follow the modules that stand in the layer now."""
 
-    name: str  # of the layer, relative to the base model
-    index: int  # of the layer
+    name: str  # name of the layer, relative to the base model
+    index: int  # number of the layer
     row: Architecture
     block: nn.Module = field(repr=False)  # the layer
-    configs: tuple[PretrainedConfig, ...] = field(repr=False)  # of base model and head, mostly one object
+    configs: tuple[PretrainedConfig, ...] = field(repr=False)  # those of base model and head, mostly one object
 
     def slot(self, which: str) -> Any:
         """The module, function or tensor at a name of the row, such as "up" or "scale"; None if there is none."""

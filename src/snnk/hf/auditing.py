@@ -158,8 +158,8 @@ def audit(
         reports.append(replace(report, source="memory" if isinstance(source, nn.Module) else str(source)))
         shapes.append((output, [(ffn.in_features, ffn.out_features) for ffn in _blocks(network)[0]]))
     if any(a and b and a != b for a, b in zip(shapes[0], shapes[-1], strict=True)):
-        told = [f"outputs {output}, {len(blocks)} blocks {blocks[:1]}" for output, blocks in shapes]
-        raise ValueError(f"the original has {told[1]}, the model {told[0]}; give an original of the same sizes")
+        sizes = [f"outputs {output}, {len(blocks)} blocks {blocks[:1]}" for output, blocks in shapes]
+        raise ValueError(f"the original has {sizes[1]}, the model {sizes[0]}; give an original of the same sizes")
     if latency:
         models = [_open(source, like=opened[0][0], weights=True)[0] for source in sources]
         if any(tensor.is_meta for network in models for tensor in network.parameters()):

@@ -37,7 +37,7 @@ from snnk.hf.data import (
 FEWEST = 10  # inputs, as one in ten is held out
 PARTS = 20  # batches at least, so that more than one is held out
 MAX_TOKENS = 50_000
-MOST_UNKNOWN = 0.5  # of the tokens
+MOST_UNKNOWN = 0.5  # largest part of unknown tokens
 PATCH = 256  # pixels that are counted as one token of an image
 T = TypeVar("T")
 
@@ -171,7 +171,7 @@ def _parts(items: list[T], batch_size: int) -> Iterator[list[T]]:
 
 
 def _texts(path: Path, column: str | None) -> tuple[Iterable[str], str | None]:
-    """The texts of a file, read as they are asked for, and the name of their column, None for plain lines."""
+    """The texts of a file, read one by one, and the name of their column, which is None for plain lines."""
     if file_format(path)[0] not in (*LINES, *ARROW):
         if column is not None:
             raise ValueError(f"{path} is read as lines of text, without columns; got column {column!r}")

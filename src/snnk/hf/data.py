@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 IMAGES = (".png", ".jpg", ".jpeg")
 LINES = (".tsv", ".csv", ".jsonl", ".ndjson")  # formats of text, which may be gzipped
 ARROW = {".parquet": "Parquet", ".pq": "Parquet", ".arrow": "Arrow", ".feather": "Arrow", ".ipc": "Arrow"}
-HEAD = 100  # rows by which columns of texts are told from others
+HEAD = 100  # rows that decide whether a column has texts
 Columns = Mapping[str, list[Any]]
-TokenRow = dict[str, list[int]]  # what a tokenizer returns for one text: input_ids, attention_mask, ...
+TokenRow = dict[str, list[int]]  # the outputs of a tokenizer for one text: input_ids, attention_mask, ...
 
 
 def read_columns(
@@ -182,7 +182,7 @@ def hub_columns(source: str) -> dict[str, list[Any]]:
         raise ImportError(f"there is no file {source}; as a hub name it needs: pip install datasets") from missing
     try:
         found = datasets.load_dataset(name, config or None, split=split or "train")
-    except Exception as error:  # of the network, of the hub, of its cache: many kinds, one meaning
+    except Exception as error:  # network, hub and cache raise errors of many types
         raise ValueError(f"there is no file {source}, and the hub did not give it: {error}") from error
     return {column: list(found[column]) for column in found.column_names}
 
@@ -201,8 +201,8 @@ def text_column(columns: Columns, source: object, wanted: str | None = None, oth
     Args:
         columns: of a file, or the first rows of them.
         source: the file, for errors.
-        wanted: the name that was asked for; default: the first column of texts.
-        others: names that are not meant, such as that of the labels.
+        wanted: name of the column. Default: the first column of texts.
+        others: columns to pass over, such as the labels.
     """
     _has_rows(columns, source)
     texts = [name for name, values in columns.items() if any(map(_is_text, values[:HEAD]))]
@@ -273,7 +273,7 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, *texts: Sequence[str] | None, m
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token that batches are filled up with: the tokenizer's for padding, else for the end of a text, else 0."""
+    """The token that pads batches: the tokenizer's padding token, or its end of text, or 0."""
     return next((int(i) for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
 
 

@@ -38,7 +38,7 @@ class Loaded:
 
     model: Any  # a PreTrainedModel; callers use the members of its class
     missing: frozenset[str]  # not in the files, drawn at random
-    mismatched: frozenset[str]  # of another shape in the files, drawn at random
+    mismatched: frozenset[str]  # another shape in the files, drawn at random
     unexpected: frozenset[str]  # in the files only
 
 
@@ -49,7 +49,7 @@ def load_model(
 
     Args:
         source: folder of the model, or its name on the hub.
-        kind: class with `from_pretrained`; default: the class that config.json names, else AutoModel.
+        kind: class with `from_pretrained`. Default: the class that config.json names, or AutoModel if it names none.
         new_head: the model gets another head, and pooler, than the files have: these tensors may be missing, or have
             other shapes, and are drawn at random.
         zero_pooler: a base model without a head may lack its pooler, which is then zeros. sentence-transformers
@@ -109,7 +109,7 @@ def load_processor(source: str | Path, images: bool, *, vocab_size: int = 0) -> 
         processor = (AutoImageProcessor if images else AutoTokenizer).from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises plain ones
         raise ValueError(f"{source} has no {what} that can be loaded: {error}") from error
-    most = getattr(processor, "model_max_length", 1)  # as tokenizer_config.json has it, whatever its type
+    most = getattr(processor, "model_max_length", 1)  # the value in tokenizer_config.json, of any type
     if isinstance(most, bool) or not isinstance(most, int | float) or not most >= 1:
         raise ValueError(f"{source}: tokenizer_config.json has the model_max_length {most!r}; a number is expected")
     if not images and len(processor) < SMALL * vocab_size:

@@ -1,4 +1,4 @@
-"""What modules read and return while a model runs: one recorder for every fit, and one cache of activations.
+"""Inputs and outputs of modules while a model runs: one recorder for every fit, and one cache of activations.
 
 `recording` calls back for each call of some modules, and `observe` for each feed-forward block. `ActivationCache` takes
 batches up through a model whose blocks are replaced one by one: a pass to a block starts at the layer where the last
@@ -48,7 +48,7 @@ def recording(modules: Mapping[str, nn.Module], callback: Callable[[str, Any, An
 
 @dataclass(frozen=True)
 class Observation:
-    """What one block saw in a forward pass: `inputs` (*, in), `outputs` and `sum` (*, out), * being (batch, tokens)."""
+    """One block in a forward pass: `inputs` (*, in), `outputs` and `sum` (*, out), where * is (batch, tokens)."""
 
     inputs: Tensor
     outputs: Tensor
@@ -118,7 +118,7 @@ class ActivationCache:
         self.layers = [ffn.block for ffn in find_ffns(model)]
         self.at = 0  # index of the layer whose inputs are kept
         self.kept: list[Tensor] = []  # one per batch, (batch, tokens, d)
-        self.lengths: dict[nn.Module, int] = {}  # of the tuple that a layer returns; 0 if it returns a tensor
+        self.lengths: dict[nn.Module, int] = {}  # lengths of the tuples that layers return; 0 for a tensor
 
     @torch.no_grad()
     def advance(self, ffn: FFN) -> tuple[list[Tensor], list[Tensor]]:
@@ -215,7 +215,7 @@ def flat(x: Tensor, batch: Batch) -> Tensor:
 
 
 def tokens_of(batch: Batch, lead: torch.Size) -> Tensor:
-    """Which of (batch, tokens) are not padding, flat."""
+    """True for tokens that are not padding, flattened from (batch, tokens)."""
     mask = batch.get("attention_mask")
     if mask is None or "pixel_values" in batch:
         return torch.ones(lead, dtype=torch.bool).flatten()

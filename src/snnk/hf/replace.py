@@ -33,7 +33,7 @@ PLAIN = ("linear", "drop")  # kinds without features
 KINDS = ("atoms", *PLAIN, "features", *FEATURE_MAPS)
 Device = torch.device | str | None
 Entry = dict[str, Any]  # JSON that describes a new block or pooler
-POOLER_KINDS = ("layer", "head")  # of the modules that replace a pooler, in classify/poolers.py
+POOLER_KINDS = ("layer", "head")  # kinds of modules that replace a pooler, see classify/poolers.py
 
 
 class FactoryKwargs(TypedDict):

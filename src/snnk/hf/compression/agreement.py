@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from snnk.hf.models import Batch, evaluating, place
 
 MOST_TOKENS = 256  # tokens per batch whose logits over a vocabulary are kept
-# Heads with logits (batch, classes), which cannot be told from (batch, tokens) if there are as many tokens as classes.
+# Heads with logits (batch, classes), which look like (batch, tokens) if there are as many tokens as classes.
 SEQUENCE_HEADS = ("ForSequenceClassification", "ForNextSentencePrediction", "ForMultipleChoice")
 SEQUENCE_LOGITS = "seq_relationship_logits"  # beside logits of tokens
 MEANS = "mean"  # name of the means of last hidden states
@@ -43,7 +43,7 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Read:
-    """What a model returned for a batch, without padding: logits (n, k) by name, or else states (n, tokens, d)."""
+    """Outputs of a model for a batch, without padding: logits (n, k) by name, or else states (n, tokens, d)."""
 
     logits: dict[str, Tensor]
     states: Tensor | None = None

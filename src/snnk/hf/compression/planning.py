@@ -78,7 +78,7 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What each block of a model becomes in `compress_`; `save` and `load` write and read it as JSON.
+    """A plan for `compress_`: what each block of a model becomes. `save` and `load` write and read it as JSON.
 
     Args:
         model_type: of the model's configuration.
@@ -304,7 +304,7 @@ def _share(ffn: FFN, features: str, share: float, unit: str, target: bool) -> Bl
         return _option(ffn, KEPT, None)
     allowed = share * getattr(ffn.cost, unit) + 1e-6  # rounding must not cost two features
     two, four = (getattr(_option(ffn, features, m), unit) for m in (2, 4))
-    count = 2 + int((allowed - two) // (four - two)) * 2  # what features cost is linear in their number
+    count = 2 + int((allowed - two) // (four - two)) * 2  # the cost is linear in the number of features
     if count < 2 and target:
         raise ValueError(
             f"the target cannot be reached with equal shares: {ffn.name} may have {allowed:,.0f} "
