@@ -14,6 +14,8 @@ from snnk.hf.replace import replace_
 from helpers.architectures import perturb_
 from helpers.heads import make
 
+EMPTY = {"input_ids": torch.zeros(1, 4, dtype=torch.long), "attention_mask": torch.zeros(1, 4, dtype=torch.long)}
+
 
 def batches(count=6):
     generator = torch.Generator().manual_seed(1)
@@ -101,8 +103,7 @@ def test_weights_that_overflow_in_the_models_dtype_are_refused(monkeypatch):
 def test_a_batch_of_padding_alone_teaches_nothing():
     model = make("BertForSequenceClassification")
     teacher, new = copy.deepcopy(model), halved(model)
-    empty = {"input_ids": torch.zeros(1, 4, dtype=torch.long), "attention_mask": torch.zeros(1, 4, dtype=torch.long)}
-    recover_(model, teacher, new, [*batches(1), empty], steps=6)
+    recover_(model, teacher, new, [*batches(1), EMPTY], steps=6)
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
@@ -121,30 +122,31 @@ def test_distances_by_hand():
     assert float(_distance(one, other)) == pytest.approx(kl + three**2, rel=1e-6)
 
 
-def test_steps_begin_and_end_small(monkeypatch):
-    """The rate rises over ten steps and falls to nothing: the last of 40 is 1/40 of the first that is whole."""
-    rates = []
+@pytest.fixture
+def taken(monkeypatch):
+    """The rate of every step of Adam, and whether it had gradients."""
+    found = []
 
     class Adam(torch.optim.Adam):
         def step(self, *args, **kwargs):
-            rates.append(self.param_groups[0]["lr"])
+            given = any(p.grad is not None for group in self.param_groups for p in group["params"])
+            found.append((self.param_groups[0]["lr"], given))
             return super().step(*args, **kwargs)
 
-    model = make("BertModel")
+    monkeypatch.setattr(torch.optim, "Adam", Adam)
+    return found
+
+
+@pytest.mark.parametrize("padding", [False, True])
+def test_steps_begin_and_end_small(taken, padding):
+    """The rate rises over ten steps and falls to nothing: the last of 40 is 1/40 of the first that is whole.
+
+    Batches of padding alone teach nothing, and are steps of the schedule all the same.
+    """
+    model = make("BertForSequenceClassification" if padding else "BertModel")
     teacher, new = copy.deepcopy(model), halved(model)
     size = 0.02 * float(new[0].up.weight.detach().square().mean().sqrt())
-    monkeypatch.setattr(torch.optim, "Adam", Adam)
-    recover_(model, teacher, new, batches(), steps=40)
-    wanted = [size * min(1, (step + 1) / 10) * (1 - step / 40) for step in range(40)]
-    assert rates == pytest.approx(wanted, rel=1e-6)
-
-
-def test_recovery_sees_every_batch():
-    model, some, seen = make("BertModel"), batches(), set()
-    teacher, new = copy.deepcopy(model), halved(model)
-    places = {tuple(batch["input_ids"][0].tolist()): i for i, batch in enumerate(some)}
-    teacher.embeddings.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.add(places[tuple(kwargs["input_ids"][0].tolist())]), with_kwargs=True
-    )
-    recover_(model, teacher, new, some, steps=40)
-    assert seen == set(range(6))
+    recover_(model, teacher, new, [*batches(1), EMPTY] if padding else batches(), steps=40)
+    rates, given = zip(*taken, strict=True)
+    assert rates == pytest.approx([size * min(1, (step + 1) / 10) * (1 - step / 40) for step in range(40)], rel=1e-6)
+    assert any(given) and all(given) != padding

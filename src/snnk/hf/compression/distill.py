@@ -57,7 +57,7 @@ def _train(
 
     accelerator = Accelerator()
     adam, schedule = relative_adam(parameters, rate=RATE, steps=steps, warm_up=WARM_UP)
-    adam = accelerator.prepare(adam)
+    optimizer = accelerator.prepare(adam)
     teacher.eval()
     generator = random.Random(seed)
     for step in range(steps):
@@ -65,16 +65,17 @@ def _train(
         with torch.no_grad():
             wanted = read(teacher, batch)
         if not len(wanted):  # nothing but padding
-            continue
-        with torch.enable_grad(), accelerator.autocast():
-            loss = _distance(read(model, batch), wanted)
-            if not bool(loss.isfinite()):
-                distance = float(loss.detach())
-                raise ValueError(f"outputs are not finite: the distance is {distance} at step {step + 1} of {steps}")
-            accelerator.backward(loss)
-        adam.step()
+            adam.step()  # without gradients: nothing moves, and the rate goes on as the schedule has it
+        else:
+            with torch.enable_grad(), accelerator.autocast():
+                loss = _distance(read(model, batch), wanted)
+                if not bool(loss.isfinite()):
+                    at = f"the distance is {float(loss.detach())} at step {step + 1} of {steps}"
+                    raise ValueError(f"outputs are not finite: {at}")
+                accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
         schedule.step()
-        adam.zero_grad()
 
 
 @contextmanager
