@@ -145,7 +145,10 @@ def test_an_output_that_cannot_be_written_is_refused_before_any_work(tmp_path):
     file.touch()
     link.symlink_to("nowhere")
     _io.check_out(tmp_path / "a" / "b" / "new")
-    _io.check_out(file, new=False)
+    _io.check_out(tmp_path, new=False)
+    for path in (file, link):
+        with pytest.raises(NotADirectoryError, match=f"{path.name} exists and is not a folder; choose"):
+            _io.check_out(path, new=False)
     for path in (file, link, tmp_path):
         with pytest.raises(FileExistsError, match="exists already"):
             _io.check_out(path)

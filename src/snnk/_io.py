@@ -136,15 +136,17 @@ def check_out(path: str | os.PathLike[str], *, new: bool = True) -> None:
 
     Args:
         path: file or folder that the run will write.
-        new: also raise an error if it exists already. A run that was killed right after it wrote the output may have
-            left temporary files beside it: these are removed.
+        new: raise an error if it exists already. A run that was killed right after it wrote the output may have left
+            temporary files beside it: these are removed. False for a folder, to which the run may add files.
     """
     path = Path(path)
     there = next(part for part in (path, *path.absolute().parents) if os.path.lexists(part))
     if new and there == path:
         remove_leftovers(path)
         raise FileExistsError(f"the output {path} exists already; choose another name")
-    if not os.access(there, os.W_OK) or not (there.is_dir() or there == path):
+    if there == path and not there.is_dir():
+        raise NotADirectoryError(f"the output {path} exists and is not a folder; choose the name of a folder")
+    if not os.access(there, os.W_OK) or not there.is_dir():
         raise PermissionError(f"{path} cannot be made: {there} is no folder that can be written to")
     longest = os.pathconf(there, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
     for name, room in ((path.name, NAME_ROOM if new else 0), *((part, 0) for part in path.parts)):

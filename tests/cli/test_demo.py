@@ -65,3 +65,9 @@ def test_demo(run, quick, tmp_path, monkeypatch):
         assert code == 0 and "held-out error" in out and "412 texts" in out
     assert len(fetched) == 1
     assert "all-MiniLM-L6-v2, compressed" in " ".join(check_page((tmp_path / "demo" / "report.html").read_text()).texts)
+
+
+def test_the_output_of_the_demo_is_a_folder(run, tmp_path):
+    (tmp_path / "file").touch()
+    code, _, err = run("demo", "--out", tmp_path / "file")
+    assert code == 2 and f"the output {tmp_path / 'file'} exists and is not a folder; choose" in err

@@ -33,6 +33,9 @@ def test_reproduce_refuses_at_once_what_would_fail_later(run, tmp_path):
     (tmp_path / "file").write_text("mine")
     code, _, err = run("reproduce", "mnist", "--quick", "--out", tmp_path / "file" / "x")
     assert code == 2 and f"{tmp_path / 'file'} is no folder that can be written to" in err
+    for options in (["estimators"], ["--all"]):
+        code, _, err = run("reproduce", *options, "--quick", "--out", tmp_path / "file")
+        assert code == 2 and f"the output {tmp_path / 'file'} exists and is not a folder; choose" in err
     code, _, err = run("reproduce", "mnist", "--all", "--quick", "--out", tmp_path)
     assert code == 2 and "got 'mnist' and --all" in err
 
