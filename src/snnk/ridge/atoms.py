@@ -2,8 +2,9 @@ r"""Atoms: neurons that are kept from a pretrained layer, chosen for the outputs
 
 For hidden features phi in R^w with centred sums G = phi'phi, C = phi'y, ridge regression of y on a set S of them leaves
 the error tr y'y - tr C_S' (G_SS + lam I)^-1 C_S. The next atom is the one that lowers it most, argmax_j
-|c_j|^2 / d_j, where c_j and d_j are what the atoms before it leave of C_j and of G_jj + lam: a Cholesky factorisation
-with that choice of pivots (orthogonal matching pursuit for many outputs at once). Choices are nested: the first k of m
+|c_j|^2 / d_j, where c_j and d_j are C_j and G_jj + lam after the projections onto the atoms chosen before it are
+subtracted. This is a Cholesky factorisation with that choice of pivots (orthogonal matching pursuit for many outputs at
+once). Choices are nested: the first k of m
 atoms are those for k.
 """
 

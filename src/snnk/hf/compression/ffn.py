@@ -4,7 +4,8 @@ Blocks are replaced in depth order. Let x be the input of a block and r the resi
 compressed so far, and s the stream behind it in the original. The target is y = s - r: with it the block restores the
 original's stream, and repairs errors made in the layers below. Tokens and coordinates are weighted as in planning.py.
 Atoms are chosen among the block's own neurons (ridge/atoms.py) and moved by a few steps of Adam on this block alone.
-The matrix behind them is the ridge solution A = (phi'phi + lam I)^-1 phi'y, with lam by generalised cross-validation.
+The matrix behind them is the ridge solution A = (phi'Wphi + lam I)^-1 phi'Wy, where W has the weights of the tokens on
+its diagonal and lam is chosen by generalised cross-validation.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ def compress_(
     with ExitStack() as undo, evaluating(model), torch.no_grad():
         training, held, tokens = _divide(model, ffns, batches, max_tokens)
         enough(tokens[0], max(_unknowns(ffn, by_name[ffn.name]) for ffn in ffns))
-        teacher = original or copy.deepcopy(model) if recover else None
+        teacher = (original or copy.deepcopy(model)) if recover else None
         progress("original", 0, len(ffns))
         wanted = [ffn for ffn in ffns if by_name[ffn.name].kind != KEPT]
         streams = _streams(model, wanted, [*training, *held])
