@@ -101,6 +101,8 @@ def own_projection(m, d, generator):
         (lambda: URF.paper(4, 8, "tanh", proposal=stats.laplace(scale=0.2)), "proposal of URF"),
         (lambda: URF.paper(4, 8, "sin", spectrum=own_series()), "spectrum of URF"),
         (lambda: type("Own", (ArcCosine,), {})(4, 8), "class of Own"),
+        (lambda: type("Own", (ArcCosine,), {"_config": ArcCosine._config})(4, 8), "class of Own"),
+        (lambda: type("ArcCosine", (ArcCosine,), {"_config": ArcCosine._config})(4, 8), "class of ArcCosine"),
     ],
 )
 def test_what_a_file_cannot_name_is_refused_but_has_a_state_dict(tmp_path, make, named):

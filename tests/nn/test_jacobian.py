@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from snnk import URF, ArcCosine, PowerSeries, ProjectedURF
-from snnk.maps import CLASSES, Directions
+from snnk.maps import Directions
 from snnk.maps.affine import Affine
+from snnk.maps.base import CLASSES
 from snnk.nn.bundling import Bundled, bundle
 
 from helpers.bundles import EXACT, F64, OURS, QUIET, seeded

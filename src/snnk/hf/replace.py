@@ -26,7 +26,8 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from snnk import _checks
 from snnk.hf.architectures import FFN, Cost, cost_of, weight_of
-from snnk.maps import CLASSES, FEATURE_MAPS, FeatureMap, feature_map_from_config, make_feature_map
+from snnk.maps import FEATURE_MAPS, FeatureMap, feature_map_from_config, make_feature_map
+from snnk.maps.base import CLASSES
 
 METHOD = "snnk"  # the quant_method of config.json
 PLAIN = ("linear", "drop")  # kinds without features

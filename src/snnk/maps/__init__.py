@@ -17,9 +17,9 @@ from torch import Tensor
 
 from snnk import _checks
 from snnk.maps.activations import ACTIVATIONS, Activation
-from snnk.maps.affine import Affine
+from snnk.maps.affine import Affine as Affine  # bundles have it, and files may name it
 from snnk.maps.arccos import ArcCosine
-from snnk.maps.base import FeatureMap, UnreachableError
+from snnk.maps.base import CLASSES, FeatureMap, UnreachableError
 from snnk.maps.directions import Directions
 from snnk.maps.power import PowerSeries
 from snnk.maps.projected import ProjectedURF
@@ -35,11 +35,6 @@ FEATURE_MAPS: dict[str, Callable[..., FeatureMap]] = {
     "random-relu": partial(ArcCosine, augment=True),
     "random-fourier": partial(ProjectedURF, on_error="ignore"),
 }
-
-
-CLASSES: dict[str, type[FeatureMap]] = {
-    c.__name__: c for c in (Affine, ArcCosine, Directions, PowerSeries, ProjectedURF, URF)
-}  # the classes that a file may name
 
 
 MapLike = str | FeatureMap | Callable[..., FeatureMap]

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snnk.maps.base import FeatureMap
+from snnk.maps.base import FeatureMap, named_in_files
 
 
+@named_in_files
 class Affine(FeatureMap):
     """phi(x) = Mx + c, zeros until `projection` [M, c] (num_features, in_features + 1) is filled; it has no psi."""
 

@@ -17,10 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snnk.maps.base import FeatureMap
+from snnk.maps.base import FeatureMap, named_in_files
 from snnk.maps.projections import ProjectionLike, resolve_projection
 
 
+@named_in_files
 class ArcCosine(FeatureMap):
     """Features of half the arc-cosine kernel of order 0, 1 or 2.
 

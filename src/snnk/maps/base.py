@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,9 @@ WARN, REFUSE = 0.1, 0.9
 
 class UnreachableError(ValueError):
     """The predicted error is about the variance of the activation or more: a constant would do as well."""
+
+
+CLASSES: dict[str, type[FeatureMap]] = {}  # by name, the classes that a file may name
 
 
 class FeatureMap(nn.Module):
@@ -97,7 +100,7 @@ class FeatureMap(nn.Module):
 
     def to_config(self) -> dict[str, Any]:
         """The arguments of the constructor as JSON, for `feature_map_from_config`; tensors are in the state dict."""
-        if "_config" not in vars(type(self)):
+        if CLASSES.get(type(self).__name__) is not type(self):
             raise self._unnamed("class")
         sizes = {"in_features": self.in_features, "num_features": self.num_features}
         common = {"class": type(self).__name__, **sizes, "normalize": self.normalize, "seed": self.seed}
@@ -215,6 +218,15 @@ class FeatureMap(nn.Module):
     def extra_repr(self) -> str:
         tail = "" if self.normalize == "none" else f", normalize={self.normalize}"
         return f"in_features={self.in_features}, num_features={self.num_features}{tail}"
+
+
+Map = TypeVar("Map", bound=FeatureMap)
+
+
+def named_in_files(cls: type[Map]) -> type[Map]:
+    """Decorator of the maps that a file may name: `to_config` refuses every other class, as no file could load it."""
+    CLASSES[cls.__name__] = cls
+    return cls
 
 
 def _refuse_outliers(x: Tensor) -> None:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from snnk import _checks
 from snnk.maps.activations import ActivationLike, resolve_activation
-from snnk.maps.base import FeatureMap
+from snnk.maps.base import FeatureMap, named_in_files
 from snnk.maps.projections import PROJECTIONS
 
 
+@named_in_files
 class Directions(FeatureMap):
     """Neurons f(g.(x - c)) with frozen rows g: orthonormal random ones until `set_` gives others.
 

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from snnk import _checks
 from snnk.maps.activations import ACTIVATIONS, ActivationLike, resolve_activation
-from snnk.maps.base import FeatureMap
+from snnk.maps.base import FeatureMap, named_in_files
 
 
+@named_in_files
 class PowerSeries(FeatureMap):
     """Unbiased features of the Taylor polynomial of an activation at 0.
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from snnk import _checks
 from snnk.maps.activations import ActivationLike, resolve_activation
-from snnk.maps.base import WARN, FeatureMap, at_least_float
+from snnk.maps.base import WARN, FeatureMap, at_least_float, named_in_files
 from snnk.maps.projections import ProjectionLike, resolve_projection
 
 NODES = 257  # of the trapezoid rule: exact to rounding for smooth f, and as good as any for one with a kink
@@ -32,6 +32,7 @@ CHUNK = 1 << 22  # entries of the (outputs, projections, nodes) array held at on
 BANDWIDTHS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.5, 2.5)
 
 
+@named_in_files
 class ProjectedURF(FeatureMap):
     """Bounded cos and sin features whose psi has the least mean squared error over Gaussian inputs.
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from snnk import _checks
 from snnk.maps.activations import ActivationLike, resolve_activation
-from snnk.maps.base import WARN, FeatureMap, at_least_float
+from snnk.maps.base import WARN, FeatureMap, at_least_float, named_in_files
 from snnk.maps.projections import ProjectionLike, resolve_projection
 from snnk.maps.sampled import Sampled
 from snnk.maps.series import Array, Series, block_factor
@@ -51,6 +51,7 @@ class Variant:
             raise ValueError(f"A must be a finite number <= 0 or 'auto'; got {self.A!r}")
 
 
+@named_in_files
 class URF(FeatureMap):
     """Features of f(w.x + b) for any activation, with a predicted error.
 
