@@ -15,7 +15,7 @@ demo: $(READY)
 # again with the instructions of other processors, which round differently.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 NUMERICAL := tests/maps tests/nn tests/ridge tests/tabular tests/test_sklearn.py tests/hf/classify tests/hf/compression \
-  tests/finetune/test_run.py tests/peft/test_lora.py tests/golden
+  tests/finetune tests/peft/test_lora.py tests/golden
 
 test: lint
 	$(PYTEST)
