@@ -153,6 +153,12 @@ def test_a_map_as_an_object_and_its_options():
     assert replace_(second, "cos", 8, seed=3, projection="iid").map.kind.name == "iid"
 
 
+def test_a_map_of_ones_own_in_the_registry_is_a_kind(monkeypatch):
+    monkeypatch.setitem(snnk.FEATURE_MAPS, "mine", lambda *sizes, **k: snnk.ArcCosine(*sizes, order=2, **k))
+    handle = replace_(find_ffns(make("bert"))[0], "mine", 8)
+    assert (handle.kind, handle.map.order) == ("mine", 2)
+
+
 @pytest.mark.parametrize("row", ["bert", "distilbert"])
 def test_chunked_blocks_are_seen_whole(row):
     whole, chunked = make(row), make(row, chunk_size_feed_forward=1)

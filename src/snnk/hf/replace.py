@@ -31,7 +31,7 @@ from snnk.maps.base import CLASSES
 
 METHOD = "snnk"  # the quant_method of config.json
 PLAIN = ("linear", "drop")  # kinds without features
-KINDS = ("atoms", *PLAIN, "features", *FEATURE_MAPS)
+OWN_KINDS = ("atoms", *PLAIN)  # beside the names in FEATURE_MAPS
 Device = torch.device | str | None
 Entry = dict[str, Any]  # JSON that describes a new block or pooler
 POOLER_KINDS = ("layer", "head")  # kinds of modules that replace a pooler, see classify/poolers.py
@@ -121,7 +121,7 @@ def _check_entry(name: object, entry: object) -> None:
     """Refuse unknown kinds, keys that the kind does not have or lacks, and sizes that are no positive integers."""
     if not isinstance(name, str) or not isinstance(entry, dict):
         raise ValueError(f"blocks must be {{name: {{kind: ...}}}}; got {name!r}: {entry!r}")
-    kind = _checks.choose(entry.get("kind"), KINDS, f"kind of {name}")
+    kind = _checks.choose(entry.get("kind"), [*OWN_KINDS, "features", *FEATURE_MAPS], f"kind of {name}")
     wanted = {"kind"} if kind in PLAIN else {"kind", "num_features"} | ({"map"} if kind != "atoms" else set())
     if set(entry) != wanted:
         raise ValueError(f"{name} ({kind}) must have the keys {sorted(wanted)}; got {sorted(map(str, entry))}")
@@ -251,7 +251,7 @@ def _entry(
     if isinstance(kind, FeatureMap):
         feature_map = make_feature_map(kind, ffn.in_features, num_features or kind.num_features, **options)
         kind, num_features = "features", feature_map.num_features
-    elif _checks.choose(kind, [k for k in KINDS if k != "features"], "kind") in FEATURE_MAPS:
+    elif _checks.choose(kind, [*OWN_KINDS, *FEATURE_MAPS], "kind") in FEATURE_MAPS:
         num_features = _checks.positive_int(num_features, "num_features")
         feature_map = make_feature_map(kind, ffn.in_features, num_features or 0, seed=seed, **place, **options)
     elif options:
