@@ -35,6 +35,7 @@ FEATURE_MAPS: dict[str, Callable[..., FeatureMap]] = {
     "random-relu": partial(ArcCosine, augment=True),
     "random-fourier": partial(ProjectedURF, on_error="ignore"),
 }
+RANDOM_MAPS = ("random-relu", "random-fourier")  # the names in FEATURE_MAPS whose matrix is always fitted to data
 
 
 MapLike = str | FeatureMap | Callable[..., FeatureMap]

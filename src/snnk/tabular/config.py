@@ -7,13 +7,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from snnk import _checks
-from snnk.maps import FEATURE_MAPS, FeatureMap
+from snnk.maps import FEATURE_MAPS, RANDOM_MAPS, FeatureMap
 from snnk.ridge.sums import BLOCK_DTYPES
 from snnk.tabular.columns import MISSING, Columns
 from snnk.tabular.scaling import LARGEST
 from snnk.tabular.scan import TASKS
 
-RANDOM_MAPS = ("random-fourier", "random-relu")
 OLD_WORDS = {"random-fourier": "fourier", "random-relu": "relu"}  # in the files of version 0.1
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = "snnk.TableModel 1"
-FARTHEST = 1e150  # in units of the target; the squares of larger numbers overflow when they are added
+LARGEST_TARGET = 1e150  # in units of the target; the squares of larger numbers overflow when they are added
 # A cell that begins like this is a formula to a spreadsheet (OWASP, "CSV Injection"), unless it is a plain number.
 FORMULA, NUMBER = re.compile(r"[=+\-@\t\r\n]"), re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 ROWS = 2048  # number of rows whose features are held at once, few enough for memory that the allocator keeps
@@ -229,7 +229,7 @@ class _Score:
         guess: Array = (part.outputs[:, 0] if numbers else part.outputs.argmax(1)).numpy()[~bad[keep]]
         if numbers:  # about the mean, sums of squares keep their digits
             y, guess = (standardise(values, target.mean, target.scale) for values in (y, guess))
-            far = known & (np.abs(y) > FARTHEST)
+            far = known & (np.abs(y) > LARGEST_TARGET)
             if far.any():
                 raise ValueError(
                     f"{target.name!r} at row {part.first_row + int(far.argmax())} of {part.label} is too far from its "

@@ -27,12 +27,12 @@ from snnk import _checks
 from snnk.hf.architectures import FFN
 from snnk.hf.compression.agreement import agreement, outputs_of
 from snnk.hf.compression.distill import recover_
-from snnk.hf.compression.planning import KEPT, PENALTY, RANDOM, BlockPlan, Plan, at_least_zero, enough, importance
+from snnk.hf.compression.planning import KEPT, PENALTY, BlockPlan, Plan, at_least_zero, enough, importance
 from snnk.hf.cost import stored
 from snnk.hf.models import Batch, check_batches, evaluating, place
 from snnk.hf.record import ActivationCache, Observation, flat, hold_out, observe
 from snnk.hf.replace import Replacement, replace_
-from snnk.maps import FeatureMap, ProjectedURF, make_feature_map
+from snnk.maps import RANDOM_MAPS, FeatureMap, ProjectedURF, make_feature_map
 from snnk.ridge.atoms import choose_atoms, refine_
 from snnk.ridge.sums import RidgeStats
 
@@ -242,7 +242,7 @@ def _fit(ffn: FFN, block: BlockPlan, rows: Tokens, refine: int, seed: int, undo:
     if block.kind == "drop":
         mean = (rows.weight[:, None] * rows.y).sum(0) / rows.weight.sum()
         return put("drop").fill_(None, mean.to(dtype))
-    if block.kind in RANDOM:
+    if block.kind in RANDOM_MAPS:
         fm = make_feature_map(block.kind, ffn.in_features, count, seed=seed + ffn.index)
         if isinstance(fm, ProjectedURF):
             bias = ffn.up_bias()

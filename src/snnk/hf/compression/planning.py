@@ -30,7 +30,7 @@ from snnk.hf.cost import stored
 from snnk.hf.models import Batch, check_batches, evaluating, in_memory, place
 from snnk.hf.record import Observation, flat, observe
 from snnk.hf.replace import cost_after
-from snnk.maps import make_feature_map
+from snnk.maps import RANDOM_MAPS, make_feature_map
 from snnk.ridge.atoms import choose_atoms
 from snnk.ridge.sums import RidgeStats
 
@@ -38,8 +38,7 @@ FORMAT = "snnk.Plan/1"
 UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9}
 PENALTY = 1e-4  # while atoms are chosen, relative to the mean diagonal of the Gram matrix
 STEPS = 48  # numbers of atoms that are compared for a block
-RANDOM = ("random-relu", "random-fourier")  # names in FEATURE_MAPS
-FEATURES = ("atoms", *RANDOM)
+FEATURES = ("atoms", *RANDOM_MAPS)
 KEPT = "dense"  # the kind of a block that stays as it is
 KINDS = (*FEATURES, "linear", "drop", KEPT)
 OLD_KINDS = {"relu": "random-relu", "cos": "random-fourier"}  # in plan.json of version 0.1
@@ -322,8 +321,9 @@ def _most(ffn: FFN, kind: str) -> int:
 def _option(ffn: FFN, kind: str, count: int | None, error: float | None = None) -> BlockPlan:
     before = after = ffn.cost
     if kind != KEPT:
-        random = make_feature_map(kind, ffn.in_features, count, device="meta") if kind in RANDOM and count else None
-        after = cost_after(ffn, kind, count) if random is None else cost_after(ffn, random)
+        random = kind in RANDOM_MAPS and count
+        new = make_feature_map(kind, ffn.in_features, count or 0, device="meta") if random else None
+        after = cost_after(ffn, kind, count) if new is None else cost_after(ffn, new)
     sizes = before.parameters, after.parameters, before.multiply_adds, after.multiply_adds
     return BlockPlan(ffn.name, kind, count, ffn.width, *sizes, error)
 
