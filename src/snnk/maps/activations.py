@@ -99,7 +99,7 @@ class Activation:
         return self.series_on(np.linspace(low, high, 512), kappa, projections)
 
     def series_on(self, z: Array, kappa: float, projections: int, dim: int | None = None) -> Series:
-        """As `series`, on a sample of the values that z takes; `dim` is the size of blocks of orthogonal rows."""
+        """The series of `series` on a sample of the values of z; `dim` is the size of blocks of orthogonal rows."""
         f = self.evaluate(z)
         fitted, own = fit_series(z, f, kappa, projections, dim), self.own_series(projections)
         error = float(np.mean((f - fitted(z)) ** 2)) + fitted.variance(kappa, dim)

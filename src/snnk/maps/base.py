@@ -81,7 +81,7 @@ class FeatureMap(nn.Module):
         return self._psi(self._normalized(w), b, check).to(self.projection.dtype)
 
     def exact(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """What phi(x) . psi(weight, bias) estimates, without random features: (*, d) -> (*, o)."""
+        """The value that phi(x) . psi(weight, bias) estimates, without random features: (*, d) -> (*, o)."""
         w, b = _checks.layer_weights(weight, bias, self.in_features)
         x = _checks.matrix(x, self.in_features, "input")
         return self._exact(self._normalized(x.double()), self._normalized(w), b).to(x.dtype)
@@ -144,7 +144,7 @@ class FeatureMap(nn.Module):
         raise TypeError(f"{type(self).__name__} has no psi: train the matrix behind it, or fit it with RidgeStats")
 
     def _times_jacobian(self, left: Tensor, x: Tensor) -> Tensor:
-        """As `times_jacobian`, for inputs that are normalised already."""
+        """The same product as `times_jacobian`, for inputs that are normalised already."""
         raise NotImplementedError
 
     def _config(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class FeatureMap(nn.Module):
     def _calibration(
         self, x: Tensor | None, weight: Tensor | None, bias: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """What `calibrate` was given, checked, normalised, in float64 on the CPU."""
+        """The arguments of `calibrate`, checked and normalised, in float64 on the CPU."""
         if x is not None:
             _checks.finite(_checks.matrix(x, self.in_features, "input"), "input")
             x = self._normalized(x.detach().reshape(-1, self.in_features).double().cpu())

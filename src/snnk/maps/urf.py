@@ -397,7 +397,7 @@ class URF(FeatureMap):
             self._judge(error, scale, self._advice(w_norm), depth=5)
 
     def _advice(self, w_norm: float) -> str:
-        """What would help for weights of this norm: a search over numbers of features, each with its best series."""
+        """Advice for weights of this norm, from a search over numbers of features, each with its best series."""
         x_norm, typical, (low, high) = float(self.x_norm), float(self.w_norm), self.z_range
         text = f"This is {self.activation.name} at |x||w| = {x_norm:.3g} x {w_norm:.3g}."
         if isinstance(self.variant.spectrum, Sampled):

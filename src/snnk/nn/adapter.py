@@ -101,7 +101,7 @@ class SNNKAdapter(nn.Module):
         return not any(p.any() for p in (self.weight if self.gate is None else self.gate, self.bias) if p is not None)
 
     def delta(self, x: Tensor) -> Tensor:
-        """What the adapter adds to its input: (*, dim) -> (*, dim)."""
+        """The change that the adapter adds to its input: (*, dim) -> (*, dim)."""
         # features may be in a wider dtype than A, which is what a frozen model in bfloat16 trains with
         y = F.linear(self.feature_map(x).to(self.weight.dtype), self.weight)
         if self.gate is not None:

@@ -54,7 +54,7 @@ OF_ACTIVATION: dict[str, Callable[..., FeatureMap]] = {"projected": ProjectedURF
 
 @dataclass(frozen=True)
 class BundleReport:
-    """What a bundle replaced, and how well. Errors are squared, over the variance of outputs: a constant has 1."""
+    """The layers that a bundle replaced, and its squared errors over the variance of outputs: a constant has 1."""
 
     layers: tuple[str, ...] = ()  # "position: layer"; "1.0: " is the first of an nn.Sequential in position 1
     numbers: int = 0  # that they store
@@ -124,7 +124,7 @@ class Bundled(nn.Module):
         return left
 
     def summary(self) -> str:
-        """What was replaced, numbers and multiply-adds before and after, and the errors, in a few lines."""
+        """A few lines of text: the replaced layers, numbers and multiply-adds before and after, and the errors."""
         r, trained = self.report, sum(p.numel() for p in self.parameters())
         lines = [
             f"{self.in_features} -> {self.num_features} features -> {self.out_features}, {r.method}; replaces",

@@ -47,11 +47,11 @@ class Moments:
         return self.x / self.count
 
     def covariance(self) -> Tensor:
-        """Of x, (d, d)."""
+        """Covariance of x, (d, d)."""
         return self.xx / self.count - torch.outer(self.mean, self.mean)
 
     def cross(self) -> Tensor:
-        """Of g with x, (d, d)."""
+        """Covariance of g with x, (d, d)."""
         return self.gx / self.count - torch.outer(self.g / self.count, self.mean)
 
 

@@ -27,7 +27,7 @@ def make_random_map(
 
 @dataclass(frozen=True)
 class FitConfig:
-    """What to fit.
+    """The settings of one fit.
 
     Args:
         target: name of the target column.

@@ -34,7 +34,7 @@ ROWS = 2048  # number of rows whose features are held at once, few enough for me
 
 
 class PredictionSummary(NamedTuple):
-    """What `TableModel.write_predictions` returns."""
+    """The result of `TableModel.write_predictions`."""
 
     rows: int  # number of predictions
     score: dict[str, float]  # {"R2": ...} or {"accuracy": ...}, empty if the table has no target
