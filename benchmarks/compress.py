@@ -163,9 +163,9 @@ def drop_layers(model: Any, task: Task, keep: float) -> None:
 
 
 def ours(model: Any, task: Task, keep: float, **options: Any) -> None:
-    features = options.pop("features", "atoms")
+    kind = options.pop("kind", "atoms")
     batches = task.calibration if options.pop("joint", False) else None
-    compress_(model, plan(model, keep=keep, features=features, batches=batches), task.calibration, **options)
+    compress_(model, plan(model, keep=keep, kind=kind, batches=batches), task.calibration, **options)
 
 
 def int8(model: Any) -> Any:
@@ -240,7 +240,7 @@ def contenders(keeps: tuple[float, ...]) -> Iterator[tuple[str, float, Callable[
         yield "snnk", keep, ours, True
         yield "snnk, closed form only", keep, lambda m, t, k: ours(m, t, k, refine=0), False
         yield "snnk, counts chosen jointly", keep, lambda m, t, k: ours(m, t, k, joint=True), False
-        yield "random relu features, fitted", keep, lambda m, t, k: ours(m, t, k, features="random-relu"), False
+        yield "random relu features, fitted", keep, lambda m, t, k: ours(m, t, k, kind="random-relu"), False
         yield "activation-aware low rank", keep, low_rank, False
         yield "neuron pruning without refit", keep, prune, False
         yield "dropping layers", keep, drop_layers, False

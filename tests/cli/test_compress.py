@@ -75,7 +75,7 @@ def test_the_folder_loads_and_equals_the_model_in_memory(run, bert, texts, tmp_p
 def test_a_head_is_kept_and_options_reach_the_plan(run, texts, tmp_path):
     model = make("BertForSequenceClassification", num_labels=3)
     folder, out = save(model, tmp_path / "head"), tmp_path / "out"
-    options = ["--layers", "1", "--features", "random-relu", "--keep", 0.8, "--recover", 2]
+    options = ["--layers", "1", "--kind", "random-relu", "--keep", 0.8, "--recover", 2]
     code, text, _ = run("compress", folder, "--calibration", texts, *options, "--out", out)
     assert code == 0 and "same best" in text
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(out)
@@ -286,8 +286,8 @@ def test_nothing_is_left_when_it_fails(run, bert, texts, tmp_path, monkeypatch, 
         (["--layers", "a"], "layers must be"),
         (["--layers", "top-9"], "top-2"),
         (["--layers", "7"], "among 0 to 1"),
-        (["--features", "random-cos"], "random-fourier"),
-        (["--features", "random-relu", "--joint"], "atoms only"),
+        (["--kind", "random-cos"], "random-fourier"),
+        (["--kind", "random-relu", "--joint"], "atoms only"),
         (["--max-error", 0], "max_error"),
         (["--max-length", 0], "--max-length"),
         (["--refine", -1], "--refine"),

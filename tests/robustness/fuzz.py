@@ -228,7 +228,7 @@ def make_compressed(folder: Path, kind: str = "atoms", head: str = "BertModel") 
 
     model, torch_rows = make_bert(head), torch.Generator().manual_seed(0)
     batches = [{"input_ids": torch.randint(43, (8, 10), generator=torch_rows)} for _ in range(12)]
-    hf.compress_(model, hf.plan(model, keep=0.5, features=kind), batches, refine=0)
+    hf.compress_(model, hf.plan(model, keep=0.5, kind=kind), batches, refine=0)
     save(model, folder)
 
 

@@ -33,7 +33,7 @@ def command(
         float | None, typer.Option(help="Factor of fewer multiply-adds in the whole model, such as 1.5.")
     ] = None,
     layers: Annotated[str, typer.Option(help="all, top-6 (the last six), or numbers separated by commas.")] = "all",
-    features: Annotated[
+    kind: Annotated[
         str, typer.Option(help="atoms (neurons kept from the model itself), or random-relu or random-fourier.")
     ] = "atoms",
     plan: Annotated[Path | None, typer.Option(help="plan.json of another run, instead of the options above.")] = None,

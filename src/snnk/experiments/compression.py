@@ -35,7 +35,7 @@ NEEDS = "GLUE's STS-B; a sentence encoder"
 TIME = "30 minutes with a MiniLM; --quick 10 s"
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 ORIGINAL = "original"
-WAYS: dict[str, tuple[str, bool]] = {  # `features` of the plan, and whether atoms are moved
+WAYS: dict[str, tuple[str, bool]] = {  # `kind` of the plan, and whether atoms are moved
     "neurons, closed form": ("atoms", False),
     "neurons, moved": ("atoms", True),
     "random ReLU features": ("random-relu", False),
@@ -157,9 +157,9 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
                 for way in config.ways:
                     row = results.find(way=way, keep=keep, seed=seed)
                     if row is None:
-                        features, moved = WAYS[way]
+                        kind, moved = WAYS[way]
                         changed, start = copy.deepcopy(model), time.perf_counter()
-                        chosen = hf.plan(changed, keep=keep, features=features)
+                        chosen = hf.plan(changed, keep=keep, kind=kind)
                         steps = config.refine if moved else 0
                         hf.compress_(changed, chosen, task.calibration, refine=steps, seed=seed)
                         spent = {"seconds": time.perf_counter() - start}

@@ -100,17 +100,17 @@ def test_refused_blocks_stay():
     assert report.agreement["cosine"] == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize("features", ["random-relu", "random-fourier"])
+@pytest.mark.parametrize("kind", ["random-relu", "random-fourier"])
 @pytest.mark.parametrize("row", ["bert", "llama", "vit"])
-def test_random_features(row, features, tmp_path):
+def test_random_features(row, kind, tmp_path):
     """Enough of them do well; every block has its own; loaded again they do the same."""
     model, batches = make(row), some_batches(row, count=40)
-    report = compress_(model, plan(model, keep=0.99, features=features), batches)
+    report = compress_(model, plan(model, keep=0.99, kind=kind), batches)
     first, second = (ffn.slot("up").map.projection for ffn in find_ffns(model))
     assert not torch.allclose(first / first.norm(), second / second.norm(), atol=1e-2)
     model.save_pretrained(tmp_path)
     assert torch.equal(outputs(hf.AutoModel.from_pretrained(tmp_path), batches[:2]), outputs(model, batches[:2]))
-    assert all(b.kind == features for b in plan(make(row), keep=0.5, features=features).blocks)
+    assert all(b.kind == kind for b in plan(make(row), keep=0.5, kind=kind).blocks)
     assert all(b.error < 0.9 for b in report.blocks) and report.agreement["cosine"] > 0.9
 
 
@@ -226,8 +226,8 @@ def test_a_plan_is_json(tmp_path):
         ({"target_speedup": 9.0}, "target_speedup must be from 1 to"),
         ({"keep": 0.5, "layers": "top-3"}, "layers can be 'top-2' at most, as there are 2; got 'top-3'"),
         ({"keep": 0.5, "layers": [2]}, r"layers must be among 0 to 1; got \[2\]"),
-        ({"keep": 0.5, "features": "atom"}, "unknown features 'atom'; did you mean 'atoms'"),
-        ({"keep": 0.5, "features": "random-relu", "batches": [{}]}, "numbers are chosen jointly for atoms only"),
+        ({"keep": 0.5, "kind": "atom"}, "unknown kind 'atom'; did you mean 'atoms'"),
+        ({"keep": 0.5, "kind": "random-relu", "batches": [{}]}, "numbers are chosen jointly for atoms only"),
         ({"keep": 0.5, "batches": []}, "there are no batches to calibrate with"),
     ],
 )
@@ -248,7 +248,7 @@ def test_bad_batches():
         compress_(model, sizes, [torch.zeros(2, 3)])
     with pytest.raises(ValueError, match="were replaced before; start from the original model"):
         twice = make("bert")
-        compress_(twice, plan(twice, keep=0.5, features="random-relu"), some_batches())
+        compress_(twice, plan(twice, keep=0.5, kind="random-relu"), some_batches())
         plan(twice, keep=0.5)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 

@@ -70,7 +70,7 @@ def test_plans_of_files_are_checked(bert):
 
 @pytest.mark.parametrize(("old", "new"), [("relu", "random-relu"), ("cos", "random-fourier")])
 def test_plans_of_version_0_1_load(bert, old, new):
-    sizes = plan(bert, keep=0.5, features=new)
+    sizes = plan(bert, keep=0.5, kind=new)
     stored = json.loads(json.dumps(sizes.to_dict()).replace(new, old))
     assert old in str(stored) and new not in str(stored)
     assert Plan.from_dict(stored) == sizes
@@ -216,7 +216,7 @@ def test_a_joint_plan_leaves_less_than_a_step():
 
 
 @pytest.mark.parametrize(
-    ("row", "features", "dtype"),
+    ("row", "kind", "dtype"),
     [
         ("bert", "atoms", torch.bfloat16),
         ("llama", "atoms", torch.float32),
@@ -224,14 +224,14 @@ def test_a_joint_plan_leaves_less_than_a_step():
         ("gpt2", "random-relu", torch.bfloat16),
     ],
 )
-def test_sizes_are_met_or_refused(row, features, dtype):
+def test_sizes_are_met_or_refused(row, kind, dtype):
     model = make(row).to(dtype)
     size, blocks = (x * dtype.itemsize for x in _sizes(model))
     step, refused = 2 * 3 * 17 * dtype.itemsize * 2, 0
     for share in (0.02, 0.1, 0.5, 0.97):
         target = size - blocks + share * blocks
         try:
-            sizes = plan(model, target_size=target, features=features)
+            sizes = plan(model, target_size=target, kind=kind)
         except ValueError as error:
             assert "the target cannot be reached with equal shares: " in str(error) and share <= 0.1
             refused += 1
@@ -259,13 +259,13 @@ def test_speedups_are_met_or_refused(bert):
     assert plan(bert, target_speedup=most - 0.01, batches=some_batches()).blocks[0].kind == "drop"
 
 
-@pytest.mark.parametrize("features", ["random-relu", "random-fourier"])
-def test_keep_is_a_share_of_parameters_for_random_features_of_gated_blocks(features):
+@pytest.mark.parametrize("kind", ["random-relu", "random-fourier"])
+def test_keep_is_a_share_of_parameters_for_random_features_of_gated_blocks(kind):
     model = make("llama")
     for keep in (0.3, 0.5, 0.9):
-        block = plan(model, keep=keep, features=features).blocks[0]
+        block = plan(model, keep=keep, kind=kind).blocks[0]
         assert keep - 2 * (16 + 17) / block.parameters_before < block.parameters / block.parameters_before <= keep
-    assert plan(make("bert"), keep=0.5, features=features).blocks[0].num_features == WIDTH // 2
+    assert plan(make("bert"), keep=0.5, kind=kind).blocks[0].num_features == WIDTH // 2
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def compress(
     target_size: str | None = None,
     target_speedup: float | None = None,
     layers: str = "all",
-    features: str = "atoms",
+    kind: str = "atoms",
     plan: str | Path | None = None,
     joint: bool = False,
     refine: int = 120,
@@ -58,7 +58,7 @@ def compress(
         model: folder of a Hugging Face model, also of sentence-transformers, or its name on the hub.
         calibration: unlabelled inputs: a file of texts (lines, .jsonl, .csv, .tsv, .parquet) or a folder of images.
         out: new folder for the compressed model, plan.json, report.json, report.html and a model card.
-        keep, target_size, target_speedup, layers, features: of `snnk.hf.plan`. Default: keep=0.25.
+        keep, target_size, target_speedup, layers, kind: of `snnk.hf.plan`. Default: keep=0.25.
         plan: a plan.json, in place of these options.
         joint: choose the numbers of atoms of all blocks together, from the calibration inputs.
         refine, recover, max_error, seed: of `snnk.hf.compress_`.
@@ -93,7 +93,7 @@ def compress(
         "target_size": target_size,
         "target_speedup": target_speedup,
         "layers": layers,
-        "features": features,
+        "kind": kind,
         "plan": None if plan is None else str(plan),
         "joint": joint,
         "refine": refine,
@@ -123,13 +123,11 @@ def _check(settings: dict[str, Any]) -> None:
         raise ValueError(f"give one of {', '.join(targets)}; got {' and '.join(given)}")
     if settings["keep"] is not None and not 0 < settings["keep"] <= 1:
         raise ValueError(f"keep must be above 0 and at most 1; got {settings['keep']}")
-    others = (settings["layers"], settings["features"]) != ("all", "atoms") or settings["joint"]
+    others = (settings["layers"], settings["kind"]) != ("all", "atoms") or settings["joint"]
     if settings["plan"] is not None and (given or others):
-        raise ValueError(
-            "a plan replaces keep, target_size, target_speedup, layers, features and joint; leave them out"
-        )
-    if settings["joint"] and settings["features"] != "atoms":
-        raise ValueError(f"joint chooses numbers of atoms only; got features {settings['features']!r}")
+        raise ValueError("a plan replaces keep, target_size, target_speedup, layers, kind and joint; leave them out")
+    if settings["joint"] and settings["kind"] != "atoms":
+        raise ValueError(f"joint chooses numbers of atoms only; got kind {settings['kind']!r}")
     for name in ("target_speedup", "max_error"):
         if settings[name] is not None:
             _checks.positive(settings[name], name)
@@ -141,7 +139,7 @@ def _plan(model: PreTrainedModel, settings: dict[str, Any], batches: Calibration
         plan = Plan.load(settings["plan"])
         plan.check(model)
         return plan
-    options = {name: settings[name] for name in ("keep", "target_size", "target_speedup", "layers", "features")}
+    options = {name: settings[name] for name in ("keep", "target_size", "target_speedup", "layers", "kind")}
     if options["target_size"] is None and options["target_speedup"] is None and options["keep"] is None:
         options["keep"] = KEEP
     return make_plan(model, batches=batches, **options)

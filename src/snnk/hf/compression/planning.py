@@ -164,7 +164,7 @@ def plan(
     target_size: str | float | None = None,
     target_speedup: float | None = None,
     layers: str | Iterable[int] = "all",
-    features: str = "atoms",
+    kind: str = "atoms",
     batches: Iterable[Batch] | None = None,
 ) -> Plan:
     """Decide what the feed-forward blocks of a model become. Give one of keep, target_size and target_speedup.
@@ -177,7 +177,7 @@ def plan(
         target_speedup: factor by which the multiply-adds per token of all linear layers fall at least. The products of
             attention between tokens are not counted.
         layers: "all", "top-6" (the last six), "3,4,5", or a list of numbers.
-        features: "atoms", neurons kept from the model itself; or random features, "random-relu" or "random-fourier".
+        kind: "atoms", neurons kept from the model itself; or random features, "random-relu" or "random-fourier".
         batches: typical inputs of the model, at least two tokens per neuron of a block, for atoms only. The numbers of
             atoms are then chosen for all blocks together, and a block may also become linear, a constant, or stay.
 
@@ -187,7 +187,7 @@ def plan(
         >>> [(block.kind, block.num_features) for block in plan(model, keep=0.25).blocks]
         [('atoms', 768), ('atoms', 768)]
     """
-    _checks.choose(features, FEATURES, "features")
+    _checks.choose(kind, FEATURES, "kind")
     ffns = choose_layers(find_ffns(model), layers)
     replaced = [ffn.name for ffn in ffns if ffn.kind not in (KEPT, "atoms")]
     if replaced:
@@ -195,10 +195,10 @@ def plan(
     budget, unit = _budget(model, ffns, keep, target_size, target_speedup)
     if batches is None:
         share = budget / sum(getattr(ffn.cost, unit) for ffn in ffns)
-        same = [_share(ffn, features, share, unit, target=keep is None) for ffn in ffns]
+        same = [_share(ffn, kind, share, unit, target=keep is None) for ffn in ffns]
         return Plan(model.config.model_type, tuple(same))
-    if features != "atoms":
-        raise ValueError(f"numbers are chosen jointly for atoms only; got features={features!r} with batches")
+    if kind != "atoms":
+        raise ValueError(f"numbers are chosen jointly for atoms only; got kind={kind!r} with batches")
     options = [_options(ffn, stats) for ffn, stats in sums(in_memory(ffns), model, batches)]
     return Plan(model.config.model_type, tuple(_allocate(options, budget, unit)))
 
@@ -294,23 +294,23 @@ def _allocate(options: list[list[tuple[BlockPlan, float]]], budget: float, unit:
         chosen[i] = options[i][j]
 
 
-def _share(ffn: FFN, features: str, share: float, unit: str, target: bool) -> BlockPlan:
+def _share(ffn: FFN, kind: str, share: float, unit: str, target: bool) -> BlockPlan:
     """The block with a share of its neurons, or, for a target and random features in gated blocks, of its `unit`."""
-    if not target and not (ffn.gated and features != "atoms"):
+    if not target and not (ffn.gated and kind != "atoms"):
         count = max(2, int(share * ffn.width) // 2 * 2)
-        return _option(ffn, features, count) if count < ffn.width else _option(ffn, KEPT, None)
+        return _option(ffn, kind, count) if count < ffn.width else _option(ffn, KEPT, None)
     if share >= 1:
         return _option(ffn, KEPT, None)
     allowed = share * getattr(ffn.cost, unit) + 1e-6  # rounding must not cost two features
-    two, four = (getattr(_option(ffn, features, m), unit) for m in (2, 4))
+    two, four = (getattr(_option(ffn, kind, m), unit) for m in (2, 4))
     count = 2 + int((allowed - two) // (four - two)) * 2  # the cost is linear in the number of features
     if count < 2 and target:
         raise ValueError(
             f"the target cannot be reached with equal shares: {ffn.name} may have {allowed:,.0f} "
-            f"{unit.replace('_', '-')}, and 2 {features} have {two:,}. "
+            f"{unit.replace('_', '-')}, and 2 {kind} have {two:,}. "
             "Choose an easier target, or give batches, with which blocks may become constants"
         )
-    return _option(ffn, features, max(2, count))
+    return _option(ffn, kind, max(2, count))
 
 
 def _most(ffn: FFN, kind: str) -> int:
