@@ -36,9 +36,11 @@ def test_a_new_head_is_drawn_and_named(folder):
         load_model(folder, hf.AutoModelForMaskedLM)
 
 
-@pytest.mark.parametrize("names", [None, [], ["os"], ["BertConfig"], [3]])
+@pytest.mark.parametrize("names", [None, [], ["os"], ["BertConfig"], [3], 5, {"BertModel": 1}])
 def test_only_models_of_transformers_are_classes(names):
-    assert class_of(hf.BertConfig(architectures=names)) is None
+    config = hf.BertConfig()
+    config.architectures = names
+    assert class_of(config) is None
     assert class_of(hf.BertConfig(architectures=["BertModel"])) is hf.BertModel
 
 

@@ -188,13 +188,18 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def check_folder(folder: Path) -> list[Path]:
-    """The safetensors files of a model; a ValueError if their headers are damaged or have too few tensors.
+    """The safetensors files of a model; a ValueError if config.json or their headers are damaged, or tensors too few.
 
     With 10^6 layers in config.json, transformers would be busy for an hour before it opens the files.
     """
     config = _io.read_json(folder / "config.json", "the configuration of a model")
     if not isinstance(config, dict):
         raise ValueError(f"{folder / 'config.json'} is not the configuration of a model: it is no object")
+    classes = config.get("architectures")
+    if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+        raise ValueError(
+            f"{folder / 'config.json'} has architectures {str(classes)[:50]}; a list of names of classes is expected"
+        )
     files, tensors = weight_files(folder), 0
     for file in files:
         with _io.open_tensors(file) as opened:

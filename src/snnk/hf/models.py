@@ -90,7 +90,8 @@ def read_config(source: str | Path) -> PretrainedConfig:
 
 def class_of(config: PretrainedConfig) -> type[PreTrainedModel] | None:
     """The class of transformers that a model was saved from; None if its configuration names no such class."""
-    name = next(iter(config.architectures or []), None)
+    names: Any = config.architectures  # of a folder a list of strings, which check_folder demands; of the hub anything
+    name = names[0] if names and isinstance(names, list) else None
     found = getattr(transformers, name, None) if isinstance(name, str) else None
     return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
 
