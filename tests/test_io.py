@@ -157,6 +157,15 @@ def test_an_output_that_cannot_be_written_is_refused_before_any_work(tmp_path):
             _io.check_out(file / "a", new=new)
 
 
+def test_a_lock_needs_a_folder(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(NotADirectoryError, match="file exists and is not a folder"),
+        _io.locked_output(tmp_path / "file" / "a"),
+    ):
+        pass
+
+
 def test_an_output_leaves_room_for_the_names_of_its_temporary_files(tmp_path):
     for name in ("x" * 255, "x" * 256, "ü" * 100, "x" * (256 - _io.NAME_ROOM), f"{'x' * 256}/a"):
         with pytest.raises(ValueError, match="an output may have at most"):

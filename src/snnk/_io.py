@@ -156,8 +156,12 @@ def check_out(path: str | os.PathLike[str], *, new: bool = True) -> None:
 
 @contextmanager
 def locked_output(path: str | os.PathLike[str]) -> Iterator[list[Path]]:
-    """Hold the lock of an output while the block runs; yields the paths of what killed runs had left, now removed."""
+    """Hold the lock of an output while the block runs; yields the paths of what killed runs had left, now removed.
+
+    Check inside the block whether the output exists: the run that held the lock before may have written it.
+    """
     path = Path(path)
+    check_out(path.parent, new=False)
     made = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

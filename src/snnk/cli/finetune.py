@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +10,7 @@ from snnk import _io
 from snnk.cli import _options
 from snnk.cli._printing import bar, say, show_table, wrote
 from snnk.finetune import METHODS, FinetuneConfig
+from snnk.finetune.config import checkpoint_of
 from snnk.finetune.glue import GLUE
 
 GROUP = _options.FINETUNE
@@ -84,7 +84,7 @@ def command(
     if regression and classification:
         raise ValueError("--regression and --classification exclude each other; give one")
     _options.require("transformers", "peft", "accelerate", extra="peft")
-    checkpoint = Path(f"{out}.checkpoint")
+    checkpoint = checkpoint_of(out)
     _io.check_out(out, new=not resume and not checkpoint.exists())
     from snnk.finetune import finetune
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from snnk import _io
 from snnk._environment import environment
 from snnk.finetune.card import model_card
-from snnk.finetune.config import FinetuneConfig
+from snnk.finetune.config import FinetuneConfig, checkpoint_of
 from snnk.finetune.data import Data
 from snnk.finetune.inputs import Inputs, is_images, read
 from snnk.finetune.loading import load_base, set_padding
@@ -78,14 +78,12 @@ def finetune(
         >>> finetune(config).metrics["scores"]["validation"]  # doctest: +SKIP
         {'accuracy': 0.91, 'macro_f1': 0.91, 'mcc': 0.82, 'loss': 0.24}
     """
-    out = Path(config.out)
-    checkpoint = out.with_name(f"{out.name}.checkpoint")
-    check_out(out, checkpoint, resume)
+    out, checkpoint = Path(config.out), checkpoint_of(config.out)
     with ExitStack() as held:
         if os.environ.get("RANK", "0") == "0":  # only one process of torchrun writes
             held.enter_context(_io.locked_output(out))
             _io.remove_leftovers(checkpoint)
-            check_out(out, checkpoint, resume)  # a run that held the lock may have written it
+        check_out(out, checkpoint, resume)  # in the lock, as the run that held it before may have written the folder
         return _finetune(config, out, checkpoint, resume, method, say, progress)
 
 

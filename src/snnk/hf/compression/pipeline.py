@@ -105,7 +105,6 @@ def compress(
     }
     _check(settings)
     out, calibration = Path(out), Path(calibration)
-    _io.check_out(out)
     if not calibration.exists():
         raise FileNotFoundError(f"no calibration file or folder {calibration}")
     with _io.locked_output(out) as left:
