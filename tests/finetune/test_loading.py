@@ -58,7 +58,7 @@ def test_load_refuses_other_folders(root):
         load(root / "bert")
 
 
-def test_adapters_of_version_0_1_load(root, tmp_path):
+def test_adapters_of_earlier_files_load(root, tmp_path):
     """Their files have peft_type SNNK, and no tensor in the place of the pooler."""
     done = finetune(make_config(root, tmp_path / "tuned", method="snnk", features=2, max_steps=0, epochs=None))
     file = tmp_path / "tuned" / "adapter_config.json"

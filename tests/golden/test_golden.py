@@ -72,7 +72,7 @@ def test_compressed_models(folder, name, expected):
 
 @pytest.mark.parametrize("path", sorted(HERE.glob("*/plan-*.json")), ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_plans(path):
-    """Random features of a plan had other names in version 0.1."""
+    """Random features of a plan had other names before the rename."""
     stored, names = json.loads(path.read_text()), {"relu": "random-relu", "cos": "random-fourier"}
     blocks = tuple({**block, "kind": names.get(block["kind"], block["kind"])} for block in stored["blocks"])
     assert snnk.hf.Plan.load(path).to_dict() == {**stored, "blocks": blocks}

@@ -192,7 +192,7 @@ def test_checksums_tell_draws_apart_and_bear_rounding():
         ({"directions": "pca", "feature_map": "gelu"}, [-0.200676, -0.331284, 0.27127, -0.497295]),
     ],
 )
-def test_checksums_are_those_of_version_0_1(options, expected):
+def test_checksums_are_those_of_earlier_files(options, expected):
     """Files without projections hold such numbers: with others, or another draw, none of them could be loaded."""
     found = checksum(SNNKConfig(num_features=4, **options).make_feature_map("layer.0", 16))
     assert found == pytest.approx(expected, abs=1e-5)
@@ -404,7 +404,7 @@ def test_patterns_that_a_file_may_have(pattern, quick):
 OLD = {"projection": "random", "rows": "iid", "train_projection": False, "save_projection": False, "projection_seed": 3}
 
 
-def test_files_with_the_words_of_version_0_1(tmp_path):
+def test_files_from_before_the_rename(tmp_path):
     """They load as they did, and are saved again in today's words."""
     model = seed_only(tmp_path / "new", projection="iid", seed=3)
     config = json.loads((tmp_path / "new" / "adapter_config.json").read_text())
@@ -426,10 +426,10 @@ def test_files_with_the_words_of_version_0_1(tmp_path):
     edit(tmp_path / "old", projection_seed=4)
     refused(tmp_path / "old", "checksum")
     edit(tmp_path / "old", feature_pattern={"dense": 2})
-    refused(tmp_path / "old", "feature_pattern is set to .*only version 0.1")
+    refused(tmp_path / "old", "feature_pattern is set to .*snnk has this setting no more: train without it")
 
 
-def test_settings_with_the_words_of_version_0_1():
+def test_settings_from_before_the_rename():
     found = get_peft_config({"peft_type": "SNNK", "projection": "pca", "placement": "pfeiffer"})
     assert (found.directions, found.projection, found.target_modules) == ("pca", "orthogonal", "pfeiffer")
     with pytest.raises(TypeError, match="unexpected keyword"):

@@ -33,7 +33,7 @@ def floor_of(phi, weight=None):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lam", ["gcv", "kfold", 1e-30])
 def test_directions_that_are_rounding_get_no_weight(dtype, lam):
-    """Version 0.1 put weights of 1e5 on squared rounding errors, and its predictions depended on the processor."""
+    """Without the floor, weights of 1e5 stand on squared rounding errors, and predictions depend on the processor."""
     phi, other, y = low_rank(dtype)
     solution = RidgeStats(16, 2, folds=5).update(phi, y).solve(lam)
     assert solution.rank == 4
@@ -73,11 +73,11 @@ def test_the_floor_adds_and_subtracts_like_all_sums(tmp_path):
     assert RidgeStats.load(tmp_path / "sums").factor().floor == whole.factor().floor
 
 
-def test_files_of_version_0_1_are_taken_for_float32(tmp_path):
+def test_earlier_files_are_taken_for_float32(tmp_path):
     phi, y, _ = data(300, 7)
     stats = fit(phi.float(), y)
     expected = stats.factor().floor
-    stats.sums[:, -1, 1:8] = 0  # as version 0.1 wrote it
+    stats.sums[:, -1, 1:8] = 0  # as in earlier files
     stats.save(tmp_path / "sums")
     assert RidgeStats.load(tmp_path / "sums").factor().floor == pytest.approx(expected, rel=1e-12)
 

@@ -246,7 +246,7 @@ ROWS = [
     ("adapter", "adapter_config.json", put("num_features", to=2**20), "is .* in the file and .* in the model"),
     ("adapter", "adapter_config.json", put("target_modules", to=SLOW), "may take hours to match"),
     ("adapter", "adapter_config.json", put("exclude_modules", to=SLOW), "may take hours to match"),
-    ("adapter", "adapter_config.json", put("feature_pattern", to={SLOW: 2}), "only version 0.1 of snnk"),
+    ("adapter", "adapter_config.json", put("feature_pattern", to={SLOW: 2}), "snnk has this setting no more"),
     ("adapter", "adapter_config.json", put("modules_to_save", to=[SLOW]), "may take hours to match"),
     ("adapter", "adapter_config.json", put("peft_type", to="NONE"), "cannot be loaded"),
     ("adapter", "adapter_config.json", drop("base_model_name_or_path"), "does not name its base model"),

@@ -113,7 +113,7 @@ def test_a_checkpoint_is_for_one_configuration(parquet, tmp_path, change):
 
 
 @pytest.mark.parametrize(("word", "old"), [("random-fourier", "fourier"), ("random-relu", "relu")])
-def test_a_checkpoint_of_version_0_1_is_continued(word, old, parquet):
+def test_a_checkpoint_from_before_the_rename_is_continued(word, old, parquet):
     """Its key is the hash of the configuration in the words of that version."""
     config = replace(CONFIG, feature_map=word)
     relevant = {key: value for key, value in asdict(config).items() if key != "lam"} | {"feature_map": old}

@@ -1,4 +1,4 @@
-"""Configurations are checked, and those of version 0.1 load."""
+"""Configurations are checked, and those from before the rename load."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ def test_bad_configurations(wrong, message):
 
 
 @pytest.mark.parametrize(("word", "old"), [("random-fourier", "fourier"), ("random-relu", "relu")])
-def test_words_of_version_0_1_load(word, old, parquet, tmp_path):
+def test_words_from_before_the_rename_load(word, old, parquet, tmp_path):
     fit(parquet, tmp_path / "m", replace(CONFIG, feature_map=word))
     path = tmp_path / "m" / "model.json"
     stored, expected = json.loads(path.read_text()), predictions(tmp_path / "m", parquet)

@@ -50,7 +50,7 @@ def read_checkpoint(path: Path, key: str, names: Sequence[str]) -> tuple[Parts, 
         with _io.open_tensors(path) as file:
             facts = json.loads(file.metadata()["facts"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        facts.setdefault("step_seconds", facts["seconds"])  # an upper bound, for files of version 0.1 without it
+        facts.setdefault("step_seconds", facts["seconds"])  # an upper bound, for earlier files without it
         own, chosen = facts["key"], {name: facts[name] for name in names}
         for name, value in chosen.items():
             if not KINDS.get(name, lambda value: True)(value):

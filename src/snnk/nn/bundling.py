@@ -166,7 +166,7 @@ class Bundled(nn.Module):
                 ]
                 tensors = {key: file.get_tensor(key) for key in keys}
             report: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in config["report"].items()}
-            # files of version 0.1 do not state whether there is a bias; a fitted bundle always has one
+            # earlier files do not state whether there is a bias; a fitted bundle always has one
             if config.get("bias", report.get("method") == "fitted" or "bias" in keys) != ("bias" in keys):
                 raise ValueError(f"it {'has a' if 'bias' in keys else 'lacks its'} bias; copy it or save it again")
             for name in {"weight", "bias"} & set(keys):

@@ -24,13 +24,13 @@ from snnk.nn.adapter import SNNKAdapter
 from snnk.peft.directions import FITS
 from snnk.peft.patterns import check_patterns
 
-# peft_type in a file. PEFT answers an unknown one with a KeyError of this text. Files of version 0.1 have "SNNK".
+# peft_type in a file. PEFT answers an unknown one with a KeyError of this text. Earlier files have "SNNK".
 PEFT_TYPE = "SNNK: run 'import snnk.peft' before (pip install snnk[peft])"
 DIRECTIONS = ("random", *FITS)
 PROBES, SKETCH, TOLERANCE = 4, 4, 1e-3
 FLOATS = ("F64", "F32", "F16", "BF16")  # dtypes of adapters in files
 ANEW = "for a new adapter with the settings of this file, use dataclasses.replace(config, inference_mode=False)"
-# words of adapter_config.json in version 0.1, and what they are called now
+# words of adapter_config.json before the rename, and what they are called now
 OLD_WORDS = {
     "projection": "directions",
     "rows": "projection",
@@ -43,7 +43,7 @@ REMOVED = ("feature_pattern", "layers_pattern")
 
 
 def renewed(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of an adapter_config.json in today's words, whichever version of snnk wrote them.
+    """The settings of an adapter_config.json in today's words, also if they were written before the rename.
 
     Example:
         >>> renewed({"projection": "pca", "rows": "iid", "placement": "pfeiffer"})
@@ -53,7 +53,9 @@ def renewed(settings: dict[str, Any]) -> dict[str, Any]:
     found = {OLD_WORDS.get(name, name) if old else name: value for name, value in settings.items()}
     for name in REMOVED:
         if found.pop(name, None):
-            raise ValueError(f"{name} is set to {str(settings[name])[:200]}; only version 0.1 of snnk supports it")
+            raise ValueError(
+                f"{name} is set to {str(settings[name])[:200]}; snnk has this setting no more: train without it"
+            )
     placement = found.pop("placement", None)
     if placement is not None and found.get("target_modules") is None:
         found["target_modules"] = placement

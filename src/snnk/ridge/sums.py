@@ -501,7 +501,7 @@ class RidgeStats:
         if not bool(stats.sums.isfinite().all()):
             raise ValueError(f"{path} holds NaN or infinite sums; make the statistics again")
         noted = stats.sums[:, -1, 1 : 1 + m]
-        if not bool(noted.any()):  # the first files of version 0.1 had no precision: it is float32 or better
+        if not bool(noted.any()):  # earlier files have no precision: it is float32 or better
             noted.copy_(stats._squares() * _rounding(torch.float32) ** 2)
         stats.note = metadata.get("note", "")
         return stats

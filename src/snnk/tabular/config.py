@@ -13,7 +13,7 @@ from snnk.tabular.columns import MISSING, Columns
 from snnk.tabular.scaling import LARGEST
 from snnk.tabular.scan import TASKS
 
-OLD_WORDS = {"random-fourier": "fourier", "random-relu": "relu"}  # in the files of version 0.1
+OLD_WORDS = {"random-fourier": "fourier", "random-relu": "relu"}  # in files from before the rename
 
 
 def make_random_map(
@@ -79,7 +79,7 @@ class FitConfig:
 
     @classmethod
     def from_dict(cls, stored: Any) -> FitConfig:
-        """A configuration from a file, which must have every setting and no other key; words of version 0.1 load."""
+        """A configuration from a file, which must have every setting and no other key. Old words load."""
         known = {f.name for f in fields(cls)}
         if not isinstance(stored, dict) or set(stored) != known:
             raise ValueError(f"settings must be {', '.join(sorted(known))}; got others")

@@ -145,7 +145,7 @@ def accumulate(fm: FeatureMap, pairs: Iterable[tuple[Tensor, Tensor]], stats: Ri
 def checkpoint_key(config: FitConfig, table: Table, workers: Workers) -> str:
     """A hash of everything that the sums depend on: not `lam`, which can be changed after the pass."""
     relevant = {k: v for k, v in asdict(config).items() if k != "lam"}
-    relevant["feature_map"] = OLD_WORDS[config.feature_map]  # so that checkpoints of version 0.1 are continued
+    relevant["feature_map"] = OLD_WORDS[config.feature_map]  # so that checkpoints from before the rename are continued
     body = json.dumps([relevant, table.fingerprint(workers.rank, workers.size, workers.gather)], sort_keys=True)
     return hashlib.sha256(body.encode()).hexdigest()
 

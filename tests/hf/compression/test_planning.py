@@ -69,7 +69,7 @@ def test_plans_of_files_are_checked(bert):
 
 
 @pytest.mark.parametrize(("old", "new"), [("relu", "random-relu"), ("cos", "random-fourier")])
-def test_plans_of_version_0_1_load(bert, old, new):
+def test_plans_from_before_the_rename_load(bert, old, new):
     sizes = plan(bert, keep=0.5, kind=new)
     stored = json.loads(json.dumps(sizes.to_dict()).replace(new, old))
     assert old in str(stored) and new not in str(stored)

@@ -41,7 +41,7 @@ STEPS = 48  # numbers of atoms that are compared for a block
 FEATURES = ("atoms", *RANDOM_MAPS)
 KEPT = "dense"  # the kind of a block that stays as it is
 KINDS = (*FEATURES, "linear", "drop", KEPT)
-OLD_KINDS = {"relu": "random-relu", "cos": "random-fourier"}  # in plan.json of version 0.1
+OLD_KINDS = {"relu": "random-relu", "cos": "random-fourier"}  # in plan.json from before the rename
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Plan:
-        """The plan that `to_dict` gave, also of version 0.1; a ValueError or TypeError for anything else."""
+        """The plan that `to_dict` gave, also from before the rename; a ValueError or TypeError for anything else."""
         found = stored.get("format") if isinstance(stored, Mapping) else type(stored).__name__
         if found != FORMAT:
             raise ValueError(f"a plan has the format {FORMAT!r}; got {found!r}")
