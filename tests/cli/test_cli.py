@@ -16,7 +16,7 @@ from snnk.cli import commands, make_app
 TWINS = {
     "compress": ("snnk.hf.compress", set()),
     "demo": (None, {"out"}),
-    "finetune": ("snnk.finetune.FinetuneConfig", {"classification", "resume"}),
+    "finetune": ("snnk.finetune.FinetuneConfig", {"features", "classification", "resume"}),
     "fit": ("snnk.tabular.FitConfig", {"data", "out", "features", "double", "checkpoint_seconds"}),
     "predict": ("snnk.tabular.TableModel.write_predictions", {"model", "data", "out"}),
     "audit": ("snnk.hf.audit", {"json_file"}),

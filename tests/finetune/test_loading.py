@@ -60,7 +60,7 @@ def test_load_refuses_other_folders(root):
 
 def test_adapters_of_earlier_files_load(root, tmp_path):
     """Their files have peft_type SNNK, and no tensor in the place of the pooler."""
-    done = finetune(make_config(root, tmp_path / "tuned", method="snnk", features=2, max_steps=0, epochs=None))
+    done = finetune(make_config(root, tmp_path / "tuned", method="snnk", num_features=2, max_steps=0, epochs=None))
     file = tmp_path / "tuned" / "adapter_config.json"
     config = json.loads(file.read_text())
     assert "import snnk.peft" in config["peft_type"] and "bert.pooler.dense" in config["modules_to_save"]

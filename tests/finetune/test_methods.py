@@ -61,7 +61,7 @@ def test_every_method_trains_what_it_says_and_comes_back(root, tmp_path, method,
     pooling = "model" if METHODS[method].own_pooler else "mean"
     features = None if METHODS[method].features is None else 4
     rate = {"full": 1e-3, "uptrain": 1e-3}.get(method)  # else no step of so few is an improvement
-    options = {"method": method, "pooling": pooling, "features": features, "learning_rate": rate}
+    options = {"method": method, "pooling": pooling, "num_features": features, "learning_rate": rate}
     config = make_config(root, tmp_path / "this folder", **options)
     said = []
     done = finetune(config, say=said.append)
@@ -154,7 +154,7 @@ def test_images(tmp_path, method):
     for name in ("cat", "dog"):
         make_images(tmp_path / "data" / name, 20)
     features = None if METHODS[method].features is None else 4
-    options = {"method": method, "batch_size": 8, "epochs": 1, "features": features}
+    options = {"method": method, "batch_size": 8, "epochs": 1, "num_features": features}
     done = finetune(
         FinetuneConfig(str(tmp_path / "vit"), str(tmp_path / "out"), train=str(tmp_path / "data"), **options)
     )
@@ -168,7 +168,7 @@ def test_images(tmp_path, method):
 
 
 def test_a_variant_of_a_method(root, tmp_path):
-    config = make_config(root, tmp_path / "out", method="snnk-relu", features=4, max_steps=1)
+    config = make_config(root, tmp_path / "out", method="snnk-relu", num_features=4, max_steps=1)
     variant = Method("one adapter per layer", wrap=snnk_adapter(feature_map="relu", target_modules="pfeiffer"))
     found = finetune(config, method=variant).metrics
     assert found["summary"] == "one adapter per layer" and found["method"] == "snnk-relu"
@@ -177,13 +177,13 @@ def test_a_variant_of_a_method(root, tmp_path):
 
 
 def test_a_bottleneck_wider_than_the_model(root, tmp_path):
-    done = finetune(make_config(root, tmp_path / "out", method="houlsby", features=20, max_steps=2))
+    done = finetune(make_config(root, tmp_path / "out", method="houlsby", num_features=20, max_steps=2))
     assert done.metrics["parameters"]["trained"] == 4 * (DIM * 20 + DIM + 20 * (DIM + 1)) + HEAD
     assert torch.equal(outputs(load(tmp_path / "out")[0]), outputs(done.model))
 
 
 def test_the_papers_relu_adapters_have_gaussian_rows(root, tmp_path):
-    done = finetune(make_config(root, tmp_path / "out", method="snnk-relu", features=4, max_steps=1))
+    done = finetune(make_config(root, tmp_path / "out", method="snnk-relu", num_features=4, max_steps=1))
     layer = next(m for m in done.model.modules() if isinstance(m, AdaptedLinear))
     norms = layer.snnk_adapter["default"].feature_map.projection.norm(dim=1)
     assert norms.std() > 0.01 * norms.mean()  # orthogonal rows are of one length

@@ -80,7 +80,7 @@ def test_without_the_mean_or_without_snnk_a_tuned_folder_fails_and_says_why(root
     methods = ("lora", "snnk", "linear-probe")
     for method in methods:
         features = None if method == "linear-probe" else 2
-        finetune(make_config(root, tmp_path / method, method=method, features=features, max_steps=0, epochs=None))
+        finetune(make_config(root, tmp_path / method, method=method, num_features=features, max_steps=0, epochs=None))
     save(transformers.BertModel, tmp_path / "bert")
     config = json.loads((tmp_path / "linear-probe" / "config.json").read_text())
     assert config["id2label"] == {"0": "no", "1": "yes"}

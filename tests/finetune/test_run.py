@@ -49,7 +49,7 @@ def test_validation_figures_are_of_the_model_that_is_saved(root, tmp_path, optio
     save(transformers.BertForMaskedLM, tmp_path / "bert")
     held = write(tmp_path / "held.tsv", *make_rows(80, seed=2))
     train = write(tmp_path / "train.tsv", *make_rows())
-    options = {"train": train, "validation": held, "test": None, "features": 4, **options}
+    options = {"train": train, "validation": held, "test": None, "num_features": 4, **options}
     done = finetune(make_config(tmp_path, tmp_path / "out", **options))
     loaded = [load(tmp_path / "out")[0] for _ in range(2)]
     assert torch.equal(*map(outputs, loaded)) and torch.equal(outputs(loaded[0]), outputs(done.model))
@@ -125,7 +125,7 @@ def test_glue_task_and_metrics(root, tmp_path):
         ({"max_steps": -1}, "max_steps must be 0 or more; got -1"),
         ({"max_length": 1}, "exceed the 1 special tokens of a row; got 1"),
         ({"train": "{root}/twice.csv"}, "twice.csv has several columns 'label'"),
-        ({"features": 3}, "has no features"),
+        ({"num_features": 3}, "has no features"),
         ({"method": "bundled"}, "own pooler"),
         ({"epochs": 0}, "epochs must be a positive integer"),
         ({"text": "body"}, r"no column 'body' in .*; its columns are sentence, label"),
@@ -137,8 +137,8 @@ def test_glue_task_and_metrics(root, tmp_path):
         ({"train": "{root}/nothing.jsonl"}, "is empty: it has no rows"),
         ({"method": "uptrain", "layers": "1,x"}, "layers must be 'all', 'top-6', or numbers .* got '1,x'"),
         ({"method": "uptrain", "layers": "top-"}, "layers must be .* got 'top-'"),
-        ({"method": "snnk", "features": 17}, "at most 16 directions there; got num_features=17"),
-        ({"method": "snnk-tuned", "features": 17}, "more features than directions"),
+        ({"method": "snnk", "num_features": 17}, "at most 16 directions there; got num_features=17"),
+        ({"method": "snnk-tuned", "num_features": 17}, "more features than directions"),
         ({"train": "{root}/one.tsv"}, "all labels of .* are 'a'"),
         ({"train": "{root}/none.tsv"}, "no file"),
         ({"test": "{root}/one.tsv"}, "not in the training data: no, yes"),
@@ -146,7 +146,7 @@ def test_glue_task_and_metrics(root, tmp_path):
         ({"model": "{root}/none"}, "none is no folder and cannot be the name of a model on the hub"),
         ({"model": "{root}/t5"}, "cannot be loaded as MeanPooled: .* no classifier for texts"),
         (
-            {"model": "{root}/albert", "method": "snnk", "features": 4, "pooling": "model"},
+            {"model": "{root}/albert", "method": "snnk", "num_features": 4, "pooling": "model"},
             "got a 'albert' model: use lora",
         ),
         ({"model": "{root}/xlnet", "pooling": "model"}, "is an XLNet, which classifies by the last position"),

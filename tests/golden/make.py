@@ -150,7 +150,7 @@ def make_tuned(out):
         Path("train.tsv").write_text("sentence\tlabel\n" + "\n".join(rows) + "\n")
         for method, pooling in (("full", "mean"), ("linear-probe", "model"), ("snnk-pooler", "model")):
             folder, features = out / f"tuned-{method}", 6 if method == "snnk-pooler" else None
-            options = {"max_steps": 2, "batch_size": 8, "features": features, "pooling": pooling}
+            options = {"max_steps": 2, "batch_size": 8, "num_features": features, "pooling": pooling}
             config = snnk.finetune.FinetuneConfig(
                 model="base", train="train.tsv", method=method, out=f"tuned-{method}", **options
             )

@@ -295,7 +295,7 @@ def make_finetuned(folder: Path, method: str = "linear-probe", pooling: str = "m
         method=method,
         max_steps=1,
         pooling=pooling,
-        **({"features": 4} if method == "snnk" else {}),
+        **({"num_features": 4} if method == "snnk" else {}),
     )
     finetune(config)
 

@@ -109,7 +109,7 @@ def finetune(model, table):
     from snnk.finetune import FinetuneConfig
     from snnk.finetune import finetune as run
 
-    options = {"method": "lora", "pooling": "mean", "epochs": 2, "batch_size": 16, "features": 2}
+    options = {"method": "lora", "pooling": "mean", "epochs": 2, "batch_size": 16, "num_features": 2}
     return lambda folder: run(
         FinetuneConfig(model=str(model), train=str(table), out=str(folder / "out"), **options), resume=True
     )

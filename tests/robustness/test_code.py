@@ -77,7 +77,7 @@ def test_yes_on_the_terminal_changes_nothing(bert):
 def test_a_tuned_folder_and_its_base_are_held_to_the_same(place, bert, texts):
     out, canary = bert.parent / "tuned", bert.parent / "canary"
     train = str(texts.parent / "train.tsv")
-    finetune(FinetuneConfig(model=str(bert), out=str(out), train=train, method="snnk", features=4, max_steps=0))
+    finetune(FinetuneConfig(model=str(bert), out=str(out), train=train, method="snnk", num_features=4, max_steps=0))
     load(out)
     plant(out, canary)
     plant(bert, canary)
@@ -90,7 +90,7 @@ def test_a_tuned_folder_and_its_base_are_held_to_the_same(place, bert, texts):
 
 def test_an_adapter_that_is_a_pickle_is_refused(bert, texts):
     out, train = bert.parent / "tuned", str(texts.parent / "train.tsv")
-    finetune(FinetuneConfig(model=str(bert), out=str(out), train=train, method="lora", features=4, max_steps=0))
+    finetune(FinetuneConfig(model=str(bert), out=str(out), train=train, method="lora", num_features=4, max_steps=0))
     (out / "adapter_model.safetensors").unlink()
     torch.save({"weight": torch.zeros(1)}, out / "adapter_model.bin")
     with pytest.raises(ValueError, match="a pickle, which can run code"):

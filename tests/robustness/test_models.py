@@ -54,7 +54,7 @@ def good(tmp_path_factory):
         write(root / f"{name}.tsv", texts, ["yes" if label else "no" for label in labels])
     for name, method in {"tuned": "linear-probe", "adapter": "snnk", "lora": "lora"}.items():
         features = None if name == "tuned" else 2
-        finetune(make_config(root, root / name, method=method, features=features, max_steps=0, epochs=None))
+        finetune(make_config(root, root / name, method=method, num_features=features, max_steps=0, epochs=None))
     root.joinpath("bundle").mkdir()
     Bundled([URF(4, 8)], torch.ones(2, 8), torch.ones(2)).save(root / "bundle" / "bundle.safetensors")
     root.joinpath("plan").mkdir()

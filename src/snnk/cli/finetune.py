@@ -80,7 +80,7 @@ def command(
     ] = False,
 ) -> None:
     """Fine-tune a text or image classifier with adapters, poolers or standard methods. It also runs under torchrun."""
-    options = {name: value for name, value in locals().items() if name not in ("classification", "resume")}
+    options = {name: value for name, value in locals().items() if name not in ("classification", "resume", "features")}
     if regression and classification:
         raise ValueError("--regression and --classification exclude each other; give one")
     _options.require("transformers", "peft", "accelerate", extra="peft")
@@ -89,7 +89,8 @@ def command(
     from snnk.finetune import finetune
 
     config = FinetuneConfig(
-        **{**options, "out": str(out), "regression": regression if regression or classification else None}
+        **{**options, "out": str(out), "regression": regression if regression or classification else None},
+        num_features=features,
     )
     with bar("steps") as show:
 

@@ -110,7 +110,7 @@ def measure(key: Row, config: Config, files: Mapping[str, str]) -> Row:
         files,
         method=key["method"],
         task=key["task"],
-        features=SIZES[key["method"]],
+        num_features=SIZES[key["method"]],
         learning_rate=key["learning_rate"],
         max_steps=config.max_steps,
         batch_size=config.batch_size,

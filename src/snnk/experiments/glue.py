@@ -155,7 +155,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
         for key in wanted(config):
             row = results.find(**key)
             if row is None:
-                options = {name: key[name] for name in ("task", "features", "seed")}
+                options = {"task": key["task"], "num_features": key["features"], "seed": key["seed"]}
                 for name in ("batch_size", "max_steps", "max_length", "classifier_start"):
                     options[name] = getattr(config, name)
                 if key["method"] == "closed-form":

@@ -77,7 +77,7 @@ def uptrained(
 
     way: Row = {"method": "full"}
     if k:
-        way = {"method": "uptrain", "features": config.num_features, "layers": f"top-{k}"}
+        way = {"method": "uptrain", "num_features": config.num_features, "layers": f"top-{k}"}
     way |= {name: getattr(config, name) for name in ("learning_rate", "batch_size", "max_steps")}
     done = tuned(files, **way, **options)
     found = row_of(done, metric)

@@ -104,7 +104,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
                 key = {"part": "table", "task": task, "method": method, "features": features, "seed": seed}
                 row = results.find(**key)
                 if row is None:
-                    options: Row = {"method": method, "features": features, "seed": seed}
+                    options: Row = {"method": method, "num_features": features, "seed": seed}
                     found = tuned(files, **options, batch_size=config.batch_size, max_steps=config.max_steps)
                     paper = PAPER.get(method, {}).get(task)
                     row = results.add({**key, **row_of(found, "accuracy"), "paper": paper})

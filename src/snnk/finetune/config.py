@@ -40,7 +40,7 @@ class FinetuneConfig:
         regression: True if labels are numbers, False if they are classes. By default, labels with a decimal point are
             numbers.
         pooling: "model", or "mean" of all tokens, for encoders whose pooler was never trained.
-        features: number of features, adapter size or rank.
+        num_features: number of features, adapter size or rank.
         layers: the feed-forward blocks that `uptrain` replaces: "all", "top-6" or "3,4,5". Default: the upper half.
         classifier_start: "closed-form" on the frozen features, or "random".
         max_length: tokens per row; tokenizer and model may allow fewer.
@@ -66,7 +66,7 @@ class FinetuneConfig:
     data_dir: str | None = None
     regression: bool | None = None
     pooling: str = "model"
-    features: int | None = None
+    num_features: int | None = None
     layers: str | None = None
     classifier_start: str = "closed-form"
     max_length: int = 128
@@ -84,7 +84,7 @@ class FinetuneConfig:
         _checks.choose(self.method, METHODS, "method")
         _checks.choose(self.pooling, POOLING, "pooling")
         _checks.choose(self.classifier_start, STARTS, "classifier start")
-        for name in ("features", "max_length", "limit_train"):
+        for name in ("num_features", "max_length", "limit_train"):
             if (value := getattr(self, name)) is not None:
                 _checks.positive_int(value, name)
         if (self.task is None) == (self.train is None) or (self.task is None) != (self.data_dir is None):
@@ -98,8 +98,8 @@ class FinetuneConfig:
             if listed:
                 raise ValueError(f"task {self.task!r} has columns and labels of its own; leave out {', '.join(listed)}")
         method = METHODS[self.method]
-        if self.features is not None and method.features is None:
-            raise ValueError(f"method {self.method!r} has no features to choose a number of; leave features out")
+        if self.num_features is not None and method.features is None:
+            raise ValueError(f"method {self.method!r} has no features to count; leave their number out")
         if self.layers is not None:
             if self.method != "uptrain":
                 raise ValueError(f"only method 'uptrain' takes layers; got {self.layers!r} for {self.method!r}")

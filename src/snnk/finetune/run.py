@@ -107,7 +107,7 @@ def _finetune(
     )
     large = len(inputs.train) >= LARGE or bool(inputs.described.get("large"))
     method, settings = method or METHODS[config.method], config.settings(images=images, large=large)
-    features = config.features or method.features or 0
+    features = config.num_features or method.features or 0
     storage: dict[str, Any] = {}
 
     def report(found: HeadReport) -> None:
