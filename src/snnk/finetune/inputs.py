@@ -11,7 +11,7 @@ from snnk.finetune.config import FinetuneConfig
 from snnk.finetune.data import Data, Labels, encode_images, encode_texts
 from snnk.finetune.glue import glue_files
 from snnk.finetune.scores import CLASSIFICATION, REGRESSION
-from snnk.hf.data import column_of, labelled_images, read_columns, text_column
+from snnk.hf.data import arrow_columns, column_of, labelled_images, read_columns, text_column
 from snnk.hf.models import read_config, token_limit
 
 PARTS = ("train", "validation", "test")
@@ -72,7 +72,9 @@ def read(config: FinetuneConfig, processor: Any, images: bool) -> Inputs:
         found = read_columns(source, header, spare=task is not None)
         if config.task == "cola" and "index" in found.get("source", [])[:1]:
             raise ValueError(f"{source} is GLUE's test file, which has no labels; use the dev file")
-        text = text or text_column(found, source, others=(label, pair))
+        if not text:
+            strings = [name for name, is_string in arrow_columns(source).items() if is_string]
+            text = text_column(found, source, others=(label, pair), strings=strings)
         labels = column_of(found, label, source)
         pairs = None if pair is None else column_of(found, pair, source)
         return _Rows(source, column_of(found, text, source), pairs, labels)

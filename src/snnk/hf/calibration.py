@@ -23,7 +23,9 @@ from snnk.hf.data import (
     HEAD,
     LINES,
     TokenRow,
+    arrow_columns,
     as_columns,
+    column_of,
     file_format,
     find_images,
     pad_texts,
@@ -176,15 +178,29 @@ def _texts(path: Path, column: str | None) -> tuple[Iterable[str], str | None]:
         if column is not None:
             raise ValueError(f"{path} is read as lines of text, without columns; got column {column!r}")
         return read_lines(path), None
-    head = list(islice(read_rows(path), HEAD))
+    types = arrow_columns(path)
+    strings = [name for name, is_string in types.items() if is_string]
+    head = list(islice(read_rows(path, only=strings or None, at_once=HEAD), HEAD))
     if column is None and head and isinstance(head[0], str):  # JSONL of one string per line
         return (row for row in read_rows(path) if isinstance(row, str)), None
     objects = [row for row in head if isinstance(row, dict)]
     if head and not objects:
         raise ValueError(f"{path} must have an object or a string per line; the first is {head[0]!r:.60}")
-    name = text_column(as_columns(objects, path), path, column)
-    values = (row.get(name) for row in read_rows(path, only=name) if isinstance(row, dict))
-    return (value for value in values if isinstance(value, str)), name
+    columns = {**{name: [] for name in types}, **as_columns(objects, path)}
+    name = text_column(columns, path, strings=strings) if column is None else column
+    column_of(columns, name, path)
+    return _strings(path, name, list(columns)), name
+
+
+def _strings(path: Path, name: str, names: list[str]) -> Iterator[str]:
+    found = False
+    for row in read_rows(path, only=[name]):
+        value = row.get(name) if isinstance(row, dict) else None
+        if isinstance(value, str):
+            found = True
+            yield value
+    if not found:
+        raise ValueError(f"column {name!r} of {path} has no texts; its columns are {', '.join(names)}")
 
 
 def _images(

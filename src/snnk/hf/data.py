@@ -20,6 +20,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 IMAGES = (".png", ".jpg", ".jpeg")
 LINES = (".tsv", ".csv", ".jsonl", ".ndjson")  # formats of text, which may be gzipped
 ARROW = {".parquet": "Parquet", ".pq": "Parquet", ".arrow": "Arrow", ".feather": "Arrow", ".ipc": "Arrow"}
+AT_ONCE = 65_536  # rows of a table of Arrow
 HEAD = 100  # rows that decide whether a column has texts
 Columns = Mapping[str, list[Any]]
 TokenRow = dict[str, list[int]]  # the outputs of a tokenizer for one text: input_ids, attention_mask, ...
@@ -65,20 +67,28 @@ def read_columns(
 
 
 def read_rows(
-    path: Path, header: Sequence[str] | None = None, *, spare: bool = False, only: str | None = None
+    path: Path,
+    header: Sequence[str] | None = None,
+    *,
+    spare: bool = False,
+    quoted: bool = False,
+    only: Sequence[str] | None = None,
+    at_once: int = AT_ONCE,
 ) -> Iterator[Any]:
     """Rows of a file, one by one: {column: value}, or whatever value a line of JSON has.
 
     Args:
         path: a file with one of the endings above.
         header, spare: of `read_columns`.
-        only: the one column that is needed, where a format can leave out the others.
+        quoted: values of a .tsv may be quoted, like those of a .csv.
+        only: the columns that are needed; a table of Arrow is read without the others.
+        at_once: rows of a table of Arrow that are decoded together.
     """
-    kind, zipped = file_format(path)
-    if kind in ARROW and not zipped:
-        return _arrow_rows(path, only)
+    kind = file_format(path)[0]
+    if _is_arrow(path):
+        return _arrow_rows(path, only, at_once)
     if kind in (".tsv", ".csv"):
-        return _separated_rows(path, header, spare)
+        return _separated_rows(path, header, spare, quoted)
     if kind in (".jsonl", ".ndjson"):
         return _json_rows(path)
     raise ValueError(f"{path} is none of {', '.join(LINES)}, plain or .gz, and .parquet; convert it to one")
@@ -119,10 +129,11 @@ def read_lines(path: Path) -> Iterator[str]:
         raise ValueError(f"{path} cannot be read as {kind or 'text'} in UTF-8: {error}") from error
 
 
-def _separated_rows(path: Path, header: Sequence[str] | None, spare: bool) -> Iterator[dict[str, str]]:
+def _separated_rows(path: Path, header: Sequence[str] | None, spare: bool, quoted: bool) -> Iterator[dict[str, str]]:
     csv.field_size_limit(2**31 - 1)  # Python's own limit of 131,072 characters is too low for a long document
     tabs, lines = file_format(path)[0] == ".tsv", read_lines(path)
-    rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines)
+    plain = tabs and not quoted
+    rows = csv.reader(lines, delimiter="\t" if tabs else ",", quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL)
     try:
         names = list(header) if header else next(rows, [])
         twice = [name for name, times in Counter(names).items() if name and times > 1]  # tables may end in empty ones
@@ -151,25 +162,52 @@ def _json_rows(path: Path) -> Iterator[Any]:
                 raise ValueError(f"{path}, line {number}, is no JSON: {error}") from error
 
 
-def _arrow_rows(path: Path, only: str | None) -> Iterator[dict[str, Any]]:
+def _is_arrow(path: Path) -> bool:
+    kind, zipped = file_format(path)
+    return kind in ARROW and not zipped
+
+
+@contextmanager
+def _reading_arrow(path: Path) -> Iterator[tuple[Any, Any]]:
+    """pyarrow and pyarrow.parquet; their errors become a ValueError that names the file."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as missing:
         raise ValueError(f"reading {path} needs pyarrow; install it with: pip install 'snnk[tables]'") from missing
-    kind = ARROW[file_format(path)[0]]
     try:
-        if kind == "Parquet":
-            batches = pq.ParquetFile(path).iter_batches(columns=None if only is None else [only])
+        yield pa, pq
+    except (OSError, ValueError, LookupError, pa.ArrowException) as error:  # damaged, or texts that are not UTF-8
+        kind = ARROW[file_format(path)[0]]
+        raise ValueError(f"{path} cannot be read as {kind}: {error}; write the file again") from error
+
+
+def arrow_columns(source: str | Path) -> dict[str, bool]:
+    """The columns of a table of Arrow, and whether its schema says that they are strings; {} for all other sources."""
+    path = Path(source)
+    if not _is_arrow(path) or not path.is_file():
+        return {}
+    with _reading_arrow(path) as (pa, pq):
+        is_parquet = ARROW[file_format(path)[0]] == "Parquet"
+        schema = pq.ParquetFile(path).schema_arrow if is_parquet else pa.ipc.open_file(path).schema
+        types = {field.name: field.type for field in schema}
+        plain = {name: kind.value_type if pa.types.is_dictionary(kind) else kind for name, kind in types.items()}
+        return {name: kind in (pa.string(), pa.large_string(), pa.string_view()) for name, kind in plain.items()}
+
+
+def _arrow_rows(path: Path, only: Sequence[str] | None, at_once: int) -> Iterator[dict[str, Any]]:
+    with _reading_arrow(path) as (pa, pq):
+        if ARROW[file_format(path)[0]] == "Parquet":
+            batches = pq.ParquetFile(path).iter_batches(at_once, columns=None if only is None else list(only))
         else:
-            file = pa.ipc.open_file(path)
-            batches = (file.get_batch(i) for i in range(file.num_record_batches))
+            fields = None if only is None else [pa.ipc.open_file(path).schema.get_field_index(name) for name in only]
+            file = pa.ipc.open_file(path, options=pa.ipc.IpcReadOptions(included_fields=fields))
+            wholes = map(file.get_batch, range(file.num_record_batches))
+            batches = (whole[i : i + at_once] for whole in wholes for i in range(0, len(whole), at_once))
         for batch in batches:
-            names = [only] if only is not None else batch.schema.names
+            names = batch.schema.names if only is None else only
             values = (batch.column(name).to_pylist() for name in names)
             yield from (dict(zip(names, row, strict=True)) for row in zip(*values, strict=True))
-    except (OSError, ValueError, LookupError, pa.ArrowException) as error:  # damaged, or texts that are not UTF-8
-        raise ValueError(f"{path} cannot be read as {kind}: {error}; write the file again") from error
 
 
 def hub_columns(source: str) -> dict[str, list[Any]]:
@@ -195,23 +233,22 @@ def column_of(columns: Columns, name: str, source: object) -> list[Any]:
     return columns[name]
 
 
-def text_column(columns: Columns, source: object, wanted: str | None = None, others: Sequence[str | None] = ()) -> str:
-    """The name of a column of texts, which are strings that are no numbers in one of the first rows.
+def text_column(
+    columns: Columns, source: object, *, others: Sequence[str | None] = (), strings: Sequence[str] = ()
+) -> str:
+    """The name of the first column of texts, which are strings that are no numbers in one of the first rows.
 
     Args:
         columns: of a file, or the first rows of them.
         source: the file, for errors.
-        wanted: name of the column. Default: the first column of texts.
-        others: columns to pass over, such as the labels.
+        others: names that are not meant, such as that of the labels.
+        strings: columns that are strings by the schema of the file: they are texts even if the first rows are empty,
+            and the first of them is the answer if all look like numbers.
     """
     _has_rows(columns, source)
-    texts = [name for name, values in columns.items() if any(map(_is_text, values[:HEAD]))]
-    if wanted is not None:
-        column_of(columns, wanted, source)
-        if wanted not in texts:
-            raise ValueError(f"column {wanted!r} of {source} has no texts; its columns are {', '.join(columns)}")
-        return wanted
-    found = next((name for name in texts if name not in others), None)
+    heads = {name: [v for v in values[:HEAD] if v not in (None, "")] for name, values in columns.items()}
+    texts = [name for name, head in heads.items() if any(map(_is_text, head)) or (name in strings and not head)]
+    found = next((name for name in (*texts, *strings) if name not in others), None)
     if found is None:
         raise ValueError(f"no column of {source} has texts; its columns are {', '.join(columns)}")
     return found
