@@ -98,6 +98,13 @@ def test_the_schema_of_a_table_tells_texts(tmp_path, kind, column):
         load_calibration(path, make_tokenizer())
 
 
+@pytest.mark.parametrize(("kind", "comma"), [("csv", ","), ("tsv", "\t")])
+def test_values_may_be_quoted(tmp_path, kind, comma):
+    path = tmp_path / f"a.{kind}"
+    path.write_text(f"id{comma}text\n" + f'1{comma}"w1\nw2"\n' * 12)
+    assert decoded(load_calibration(path, make_tokenizer())) == ["w1 w2"] * 12
+
+
 def test_batches_are_of_like_lengths_padded_and_shuffled_by_seed(tmp_path):
     path = write(tmp_path, "txt", make_texts(200))
     found, again, other = (load_calibration(path, make_tokenizer(), batch_size=8, seed=s) for s in (0, 0, 1))

@@ -180,7 +180,7 @@ def _texts(path: Path, column: str | None) -> tuple[Iterable[str], str | None]:
         return read_lines(path), None
     types = arrow_columns(path)
     strings = [name for name, is_string in types.items() if is_string]
-    head = list(islice(read_rows(path, only=strings or None, at_once=HEAD), HEAD))
+    head = list(islice(read_rows(path, quoted=True, only=strings or None, at_once=HEAD), HEAD))
     if column is None and head and isinstance(head[0], str):  # JSONL of one string per line
         return (row for row in read_rows(path) if isinstance(row, str)), None
     objects = [row for row in head if isinstance(row, dict)]
@@ -194,7 +194,7 @@ def _texts(path: Path, column: str | None) -> tuple[Iterable[str], str | None]:
 
 def _strings(path: Path, name: str, names: list[str]) -> Iterator[str]:
     found = False
-    for row in read_rows(path, only=[name]):
+    for row in read_rows(path, quoted=True, only=[name]):
         value = row.get(name) if isinstance(row, dict) else None
         if isinstance(value, str):
             found = True

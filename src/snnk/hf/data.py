@@ -3,7 +3,7 @@
 | ending | read as |
 |---|---|
 | .csv | values separated by commas, quoted where they have commas; the first line has the names of the columns |
-| .tsv | values separated by tabs, without quotes, as GLUE's files are |
+| .tsv | values separated by tabs, without quotes, as GLUE's files are; for calibration quoted like those of a .csv |
 | .jsonl, .ndjson | one JSON object per line; keys are columns |
 | .parquet, .pq, .arrow, .feather, .ipc | a table of Arrow |
 | a folder | images (.png, .jpg, .jpeg) |
