@@ -248,14 +248,14 @@ def cifar10(source: Source) -> dict[str, Split]:
     """CIFAR-10: images (n, 32, 32, 3) as bytes. The local files hold one fifth of the training set."""
     if _on_hub("cifar10", source):
         return _hub_images("cifar10")
-    from PIL import Image
+    from snnk.hf.data import open_image
 
     files = find("cifar10", source)
     splits = {}
     for split in SPLITS:
         path = files[f"{split} images"]
-        with _whole(path), Image.open(path) as image:
-            mosaic = np.asarray(image.convert("RGB"))
+        with _whole(path):
+            mosaic = np.asarray(open_image(path))
         down, across = mosaic.shape[0] // SIDE, mosaic.shape[1] // SIDE
         whole = mosaic[: down * SIDE, : across * SIDE].reshape(down, SIDE, across, SIDE, 3)
         tiles = whole.swapaxes(1, 2).reshape(-1, SIDE, SIDE, 3)
@@ -290,13 +290,14 @@ def _records(path: Path) -> tuple[Any, Any]:
 
 def _parquet_images(path: Path, name: str) -> tuple[Any, Any]:
     """Read images and classes from a Parquet file, in which `datasets` stores encoded bytes."""
-    import pyarrow.parquet
     from PIL import Image
 
+    from snnk.hf.data import read_rows
+
     image, label = DATASETS[name].columns
-    table = pyarrow.parquet.read_table(path, columns=[image, label])
-    pictures = [Image.open(io.BytesIO(cell["bytes"])).convert("RGB") for cell in table[image].to_pylist()]
-    return np.stack([np.asarray(picture) for picture in pictures]), table[label].to_numpy()
+    rows = list(read_rows(path, only=[image, label]))
+    pictures = [Image.open(io.BytesIO(row[image]["bytes"])).convert("RGB") for row in rows]
+    return np.stack([np.asarray(picture) for picture in pictures]), np.array([row[label] for row in rows])
 
 
 IMAGES: dict[str, Callable[[Source], dict[str, Split]]] = {"cifar10": cifar10, "cifar100": cifar100}
@@ -346,7 +347,10 @@ def hepmass(source: Source) -> Split:
 
 
 def _table(path: Path, target: str, place: int) -> tuple[Tensor, Tensor]:
-    """Columns (n, d) in float32, and the target: the column of that name, or at that place in a file without names."""
+    """Columns (n, d) in float32, and the target: the column of that name, or at that place in a file without names.
+
+    Arrow reads whole columns of numbers here, as `snnk.hf.data` makes Python objects of each of up to 11 million rows.
+    """
     import pyarrow.csv
     import pyarrow.parquet
 
