@@ -70,7 +70,8 @@ class Method:
         settings: what differs from the defaults of `TrainingSettings`.
         images, large: what differs further for images and for large data sets.
         own_pooler: whether the method replaces the model's pooler, which must then be in use.
-        closed_form: whether the classifier is all that is trained, so that its closed form uses more rows.
+        closed_form: whether the start of the classifier is fitted to all rows that closed forms may use, instead of
+            the smaller number that is enough for a start. For heads on many features.
     """
 
     summary: str
