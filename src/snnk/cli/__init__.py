@@ -9,7 +9,8 @@ A command's module has
 
 `command` imports what it needs when it runs, so that help and completion load neither torch nor transformers. It calls
 a public function, prints what that returns, and does nothing else. An error of the user ends in one line on stderr and
-exit code 2.
+exit code 2. The functions behind `estimate` and `reproduce` belong to the experiments, which are no part of the public
+names; `demo` calls the command `compress`.
 """
 
 from __future__ import annotations
