@@ -150,3 +150,14 @@ def test_steps_begin_and_end_small(taken, padding):
     rates, given = zip(*taken, strict=True)
     assert rates == pytest.approx([size * min(1, (step + 1) / 10) * (1 - step / 40) for step in range(40)], rel=1e-6)
     assert any(given) and all(given) != padding
+
+
+def test_recovery_sees_every_batch():
+    model, some, seen = make("BertModel"), batches(), set()
+    teacher, new = copy.deepcopy(model), halved(model)
+    places = {tuple(batch["input_ids"][0].tolist()): i for i, batch in enumerate(some)}
+    teacher.embeddings.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.add(places[tuple(kwargs["input_ids"][0].tolist())]), with_kwargs=True
+    )
+    recover_(model, teacher, new, some, steps=40)
+    assert seen == set(range(6))
