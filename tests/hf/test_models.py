@@ -70,12 +70,18 @@ def test_positions_that_are_counted_from_the_padding_token(row):
         model(torch.full((1, longest + 1), 5))
 
 
-def test_logging_is_as_it_was():
+@pytest.mark.parametrize("bars", [True, False])
+def test_logging_is_as_it_was(bars):
     log = hf.utils.logging
-    level = log.get_verbosity()
-    with quiet():
-        assert log.get_verbosity() == log.ERROR and not log.is_progress_bar_enabled()
-    assert log.get_verbosity() == level and log.is_progress_bar_enabled()
+    level, before = log.get_verbosity(), log.is_progress_bar_enabled()
+    switch = {True: log.enable_progress_bar, False: log.disable_progress_bar}
+    switch[bars]()
+    try:
+        with quiet():
+            assert log.get_verbosity() == log.ERROR and not log.is_progress_bar_enabled()
+        assert log.get_verbosity() == level and log.is_progress_bar_enabled() == bars
+    finally:
+        switch[before]()
 
 
 def test_batches_are_dicts_of_tensors():
