@@ -119,7 +119,7 @@ def test_a_model_in_float16(run, texts, tmp_path):
     assert json.loads((tmp_path / "out" / "report.json").read_text())["agreement"]["worst cosine"] > 0.99
 
 
-def test_outputs_that_are_not_finite_are_told_before_and_after_the_work(run, bert, texts, tmp_path, monkeypatch):
+def test_outputs_that_are_not_finite_are_reported_before_and_after_the_work(run, bert, texts, tmp_path, monkeypatch):
     model = transformers.BertModel.from_pretrained(bert)
     with torch.no_grad():
         model.encoder.layer[0].output.dense.weight.fill_(3e38)  # sums of which overflow

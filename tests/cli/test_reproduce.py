@@ -16,7 +16,7 @@ def test_reproduce_pointwise(run, tmp_path):
     assert mean["arc-cosine", "paper", 32] < mean["arc-cosine", "paper", 2]
 
 
-def test_rows_that_are_there_are_told_of(run, tmp_path, monkeypatch):
+def test_rows_that_are_there_are_reported(run, tmp_path, monkeypatch):
     def stop(config, results, source):
         raise ValueError("stopped")
 

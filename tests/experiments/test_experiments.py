@@ -1,4 +1,4 @@
-"""What every experiment has."""
+"""Every experiment has the parts that the command and the page use."""
 
 from dataclasses import FrozenInstanceError
 

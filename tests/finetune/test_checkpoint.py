@@ -142,7 +142,7 @@ def test_other_data_are_refused_on_resume(root, tmp_path):
 
 
 def test_the_key_of_a_run_has_its_rows_and_labels(tmp_path):
-    """Images are told by their contents, and the model by its weights."""
+    """The key depends on the contents of images and on the weights of the model."""
     for name in ("cat", "dog"):
         make_images(tmp_path / name, 8)
     files = find_images(tmp_path)

@@ -22,7 +22,7 @@ from helpers.texts import make_tokenizer
         (["1.5", "x"] * 2, ("1.5", "x")),
     ],
 )
-def test_labels_are_told_apart(values, names):
+def test_classes_are_distinguished_from_numbers(values, names):
     labels = Labels.of(values, "f")
     assert labels.names == names
     found = labels.encode(values, "f")

@@ -27,7 +27,7 @@ from helpers.tuning import (
 
 
 class Row(NamedTuple):
-    """What a method does to a BERT with two layers of width 16 and 32, with four features and two classes."""
+    """The effect of a method on a BERT with two layers of width 16 and 32, with four features and two classes."""
 
     trained: int | None  # number of trained parameters; None if it is not a round sum
     changes: str = "$^"  # pattern of the tensors of the base model that training changes

@@ -81,7 +81,7 @@ def test_bf16_and_back_and_the_global_generator(data):
         assert b.dtype == torch.float32 and (a - b).abs().max() < 0.01
 
 
-def test_a_loss_that_is_not_finite_is_told(data):
+def test_a_loss_that_is_not_finite_is_reported(data):
     with pytest.raises(ValueError, match="try a lower learning rate"):
         train(make_model(), data, None, TrainingSettings(learning_rate=1e30, max_steps=5, warmup=0.0))
 

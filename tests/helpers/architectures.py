@@ -88,7 +88,7 @@ KINDS = ("atoms", "linear", "drop", "relu", "cos", "tanh_power")
 
 
 def perturb_(module, scale=0.1, seed=1):
-    """As trained: nothing at its initial value, biases and projections included."""
+    """Move all weights from their initial values, biases and projections included, as training does."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor in module.state_dict(keep_vars=True).values():

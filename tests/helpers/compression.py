@@ -1,4 +1,4 @@
-"""What tests of compression share: batches, pages, explained variance."""
+"""Helpers of the tests of compression: batches, pages, explained variance."""
 
 from html.parser import HTMLParser
 

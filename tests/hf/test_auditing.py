@@ -1,4 +1,4 @@
-"""What an audit says is what is stored, tied and computed."""
+"""An audit reports what is stored, tied and computed."""
 
 import copy
 import json

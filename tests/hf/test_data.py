@@ -47,7 +47,7 @@ def test_all_formats_give_the_same_columns(tmp_path, kind):
     assert read_columns(write(tmp_path, kind)) == COLUMNS
 
 
-def test_the_format_is_told_by_the_last_ending(tmp_path):
+def test_the_last_ending_determines_the_format(tmp_path):
     (tmp_path / "T.TSV").write_text('a\tb\n1, "2\t3\n')
     (tmp_path / "v.tsv.csv").write_text('a,b\n"1, ""2",3\n')
     (tmp_path / "V.CSV.GZ").write_bytes(gzip.compress(b'a,b\n"1, ""2",3\n'))
@@ -56,7 +56,7 @@ def test_the_format_is_told_by_the_last_ending(tmp_path):
 
 
 def test_lines_of_glue_may_have_more_values(tmp_path):
-    """As some of MNLI and QQP; but not of a .csv, which is no file of GLUE's."""
+    """Some lines of MNLI and QQP have; those of a .csv, which is no file of GLUE's, may not."""
     (tmp_path / "a.tsv").write_text("a\tb\n1\t2\t3\n")
     assert read_columns(tmp_path / "a.tsv", spare=True) == {"a": ["1"], "b": ["2"]}
     (tmp_path / "a.csv").write_text("a,b\n1,2,3\n")

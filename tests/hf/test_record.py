@@ -89,7 +89,7 @@ def test_layers_that_are_called_by_keyword():
 
 
 class ByKeyword(BertLayer):
-    """As if its encoder called layer(hidden_states=...)."""
+    """A layer that behaves as if its encoder called layer(hidden_states=...)."""
 
     def __call__(self, *args, **kwargs):
         names = [*inspect.signature(BertLayer.forward).parameters][1:]

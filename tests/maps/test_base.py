@@ -1,4 +1,4 @@
-"""What all maps share: normalisation, and calibration for the maps that have it."""
+"""The parts that all maps share: normalisation, and calibration for the maps that have it."""
 
 import pytest
 import torch

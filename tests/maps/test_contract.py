@@ -1,4 +1,4 @@
-"""What every feature map and layer must do; a new one adds a row to MAPS or LAYERS and inherits the suite."""
+"""The contract of every feature map and layer; a new one adds a row to MAPS or LAYERS and inherits the suite."""
 
 import copy
 import json

@@ -200,7 +200,7 @@ def test_predicted_variance_and_bias_of_orthogonal_rows(d):
     [(64, 64, 1, 1, 0.12), (64, 64, 2, 0.5, 0.02), (16, 256, 1, 1, 0.10), (64, 64, 2**0.5, 2**0.5, 0.33)],
 )
 def test_default_beats_the_paper_at_equal_features(d, p, nx, nw, bound):
-    """What `snnk reproduce estimators` claims of URF, in float64."""
+    """The claims of `snnk reproduce estimators` on URF hold in float64."""
     x, w, b = unit(32, d, 0, nx), unit(32, d, 1, nw), torch.full((32,), 0.5)
 
     def error(make):

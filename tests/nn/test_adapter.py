@@ -165,7 +165,7 @@ def test_bad_input():
 
 
 def test_random_weights_are_independent_of_the_map():
-    """As many numbers as the map's, in the same places: drawn from one stream they would be the map's own."""
+    """There are as many numbers as in the map, in the same places: from one stream they would be the map's own."""
     drawn = SNNKAdapter(34, 32, ArcCosine(34, 32, projection="iid", seed=3), seed=3)
     a, g = drawn.weight.detach()[:32].flatten(), drawn.feature_map.projection[:, :32].flatten()
     assert abs(float(torch.corrcoef(torch.stack([a, g]))[0, 1])) <= 5 / 1024**0.5

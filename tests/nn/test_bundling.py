@@ -209,7 +209,7 @@ def test_fit_is_the_least_squares_solution():
 
 
 def test_ridge_is_chosen_on_rows_left_out(trained):
-    """As many rows as features, where the error without a ridge is many times the variance."""
+    """There are as many rows as features, where the error without a ridge is many times the variance."""
     net, x = trained[0], trained[1][:300]
     bundled = bundle(net, num_features=240, calibrate=x, method="fitted", **QUIET)
     seen = torch.ones(300, dtype=torch.bool)

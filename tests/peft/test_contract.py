@@ -1,4 +1,4 @@
-"""What PEFT expects of every method, for SNNKConfig on plain modules, Conv1D layers and three kinds of transformers.
+"""PEFT's contract for every method, with SNNKConfig on plain modules, Conv1D layers and three kinds of transformers.
 
 PEFT's own test classes, pointed at SNNKConfig, pass but for two expectations that are not ours. They load adapters
 that were saved as pickles: a pickle can run code, and snnk reads safetensors only (test_bad_files in test_peft_io.py).
@@ -450,7 +450,7 @@ def test_adapters_do_not_have_names_of_modules():
     with pytest.raises(ValueError, match=r"\['lin1'\] have names of modules.*use another name"):
         model.add_adapter("lin1", settings("mlp"))
     assert list(model.peft_config) == ["default"]
-    get_peft_model(base("mlp"), settings("mlp"), adapter_name="lin1")  # alone, it is told apart
+    get_peft_model(base("mlp"), settings("mlp"), adapter_name="lin1")  # without another adapter the name is no problem
 
 
 def test_embeddings_may_stand_in_a_file(tmp_path):

@@ -47,7 +47,7 @@ def batches():
 
 
 def read(net, batches, labels=None):
-    """What both adapters read at real tokens, and the gradient behind them: lists of (n, 8)."""
+    """The inputs of both adapters at real tokens, and the gradient behind them: lists of (n, 8)."""
     net.reading, x, g = True, [[], []], [[], []]
     for batch in batches:
         out = net(**batch, labels=labels)

@@ -305,7 +305,7 @@ def test_the_law_of_the_rows_is_kept(tmp_path):
     refused(tmp_path, "unknown projection 'os.system'")
 
 
-def test_directions_that_were_never_fitted_are_told(tmp_path):
+def test_directions_that_were_never_fitted_are_reported(tmp_path):
     model = adapted(trained=False, directions="pca", feature_map="gelu")
     with pytest.warns(UserWarning, match=r"directions='pca' was never fitted.*fit_directions_"):
         model.save_pretrained(tmp_path / "never")

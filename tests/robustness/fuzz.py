@@ -274,7 +274,7 @@ def load_adapter(folder: Path) -> Any:
 
 
 def load_adapter_config(folder: Path) -> Any:
-    """As its own class reads it, and a model takes it."""
+    """Read it through its own class, and apply it to a model."""
     from snnk.peft import SNNKConfig
 
     config = SNNKConfig.from_pretrained(folder)
@@ -437,7 +437,7 @@ KINDS = {
 
 
 def structure(value: Any) -> Any:
-    """What must not change: keys, lengths, shapes and types."""
+    """The parts that must not change: keys, lengths, shapes and types."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape), str(value.dtype)
     if isinstance(value, dict):

@@ -17,7 +17,7 @@ def test_two_workers_give_the_result_of_one(parquet, tmp_path):
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert (one - two).abs().max() <= 1e-10 * one.abs().max()
     assert json.loads((tmp_path / "two" / "report.json").read_text())["workers"] == 2
-    process = run_fit(parquet, tmp_path / "two", workers=2, wait=False)  # every worker is told that there is a model
+    process = run_fit(parquet, tmp_path / "two", workers=2, wait=False)  # every worker reports that there is a model
     output = process.communicate(timeout=300)[0].decode()
     assert process.returncode and output.count("snnk: ") == output.count("holds a model already") >= 1
     assert {path.name for path in (tmp_path / "two").iterdir()} == {"model.json", "model.safetensors", "report.json"}

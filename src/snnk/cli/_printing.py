@@ -1,4 +1,4 @@
-"""What commands print. Names come from files, so text is shown as it is, without markup or escape sequences."""
+"""The output of commands. Names come from files, so text is shown as it is, without markup or escape sequences."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def claims(results: Results) -> list[Row]:
         calibrated = {name: rows[name]["squared_error"] / ours["squared_error"] for name in CALIBRATED if name in rows}
         if calibrated:
             statement = (
-                f"not in the paper: maps calibrated on a sample have less error than URF told the norms ({where})"
+                f"not in the paper: maps calibrated on a sample have less error than URF with given norms ({where})"
             )
             told = ", ".join(f"{name} {ratio:.2g} of its squared error" for name, ratio in calibrated.items())
             table.append(claim(statement, told, equal and max(calibrated.values()) < 1))

@@ -211,7 +211,7 @@ def plot(results: Results) -> Figure:
 
 
 def left(results: Results) -> list[str]:
-    """What is missing from the rows: of their own configuration, then of the paper's."""
+    """The parts that the rows lack: of their own configuration, then of the paper's."""
     config = results.config
     known = Config(**{**config, "tasks": tuple(config["tasks"]), "methods": tuple(config["methods"])})
     missing = [key for key in wanted(known) if not results.find(**key)]

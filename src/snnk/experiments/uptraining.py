@@ -161,7 +161,7 @@ def plot(results: Results) -> Figure:
 
 
 def left(results: Results) -> list[str]:
-    """What is missing from the rows: of their own configuration, then of the paper's."""
+    """The parts that the rows lack: of their own configuration, then of the paper's."""
     found = others(results, "bert-base")
     tasks = [task for task in FULL if not any(r["task"] == task for r in results)]
     return [*gaps(results), *found, *([", ".join(tasks)] if tasks else [])]

@@ -81,6 +81,6 @@ def _inputs(files: Mapping[str, str], images: int) -> dict[str, Tensor]:
 
 
 def left(results: Results) -> list[str]:
-    """What is missing from the rows: of their own configuration, then of the paper's."""
+    """The parts that the rows lack: of their own configuration, then of the paper's."""
     tasks = [task for task in FULL if not any(r["task"] == task for r in results)]
     return [*gaps(results), *([", ".join(tasks)] if tasks else []), *others(results, "vit-base")]

@@ -124,7 +124,7 @@ def plot(results: Results) -> Figure:
 
 
 def left(results: Results) -> list[str]:
-    """What is missing from the rows: of their own configuration, then of the paper's."""
+    """The parts that the rows lack: of their own configuration, then of the paper's."""
     seen = {(r["task"], r["method"], r["seed"]) for r in results}
     first, count = results.config["seed"], results.config["seeds"]
     found = [

@@ -26,7 +26,7 @@ def checkpoint_of(out: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """What to fine-tune, on which data and how. Where the default is None, the method has its own.
+    """The model, the data and the options of one run. Where the default is None, the method has its own.
 
     Args:
         model: folder of a Hugging Face model, or its name on the hub.

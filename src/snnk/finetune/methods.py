@@ -29,7 +29,7 @@ ATTENTION = (("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("q_lin"
 
 @dataclass(frozen=True)
 class Setup:
-    """What the steps of a method are given in addition to the model.
+    """The arguments of the steps of a method, besides the model.
 
     Args:
         features: number of features, adapter size or rank.

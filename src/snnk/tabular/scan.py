@@ -316,7 +316,7 @@ class Scan:
         if classes and not target.category and target.coarse:
             raise ValueError(
                 f"target {name!r} has floating numbers above 2^53, where float64 does not have every whole number, so "
-                "classes cannot be told apart; make it a column of integers or texts, or choose the task 'regression'"
+                "different classes may be equal; make it a column of integers or texts, or choose the task 'regression'"
             )
         if task == "regression" and target.category:
             raise ValueError(f"target {name!r} is a category; regression needs a number")

@@ -77,7 +77,7 @@ def test_rows_name_the_processor_and_what_torch_makes_of_it(capability):
 
 
 def test_rows_of_a_file_without_environments(tmp_path):
-    """As older ones are: all rows have that of the file."""
+    """Older files have one environment, which is that of all rows."""
     results = Results(tmp_path / "rows.json", estimate.Config(dim=4))
     results.add({"seed": 0})
     stored = json.loads(results.path.read_text())

@@ -15,7 +15,7 @@ def test_seeds_where_there_are_none(run, tmp_path):
 
 @pytest.fixture
 def two(monkeypatch):
-    """Of the experiments one that needs data and takes seeds, and after it one with neither."""
+    """Two experiments: one that needs data and takes seeds, and after it one with neither."""
     chosen = ["uci", "trainable-parameters"]
     monkeypatch.setattr("snnk.experiments.lab.runs.names", lambda: chosen)
     monkeypatch.setattr(uci, "QUICK", replace(uci.QUICK, widths=(8,), rows=300))

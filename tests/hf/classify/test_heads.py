@@ -26,13 +26,13 @@ def batches(ids, labels, size=64):
 
 
 def classes(ids, k=3):
-    """Of the first and last token, with some noise."""
+    """Classes that depend on the first and last token, with some noise."""
     noise = torch.randint(0, 9, ids[:, 0].shape, generator=torch.Generator().manual_seed(5))
     return ((ids[:, 0] + ids[:, -1] + noise) * k // 92).clamp(max=k - 1)
 
 
 def features(model, ids):
-    """What BERT's classifier reads, in eval mode."""
+    """The inputs of BERT's classifier, in eval mode."""
     with torch.no_grad():
         return model.bert(input_ids=ids).pooler_output
 

@@ -135,7 +135,7 @@ def test_starts_from_psi_of_the_pretrained_pooler():
     [("dim", D**0.25, 3**-0.5 * D**-0.25), ("none", D**0.5, 3**-0.5), (None, D**0.5, 3**-0.5), ("unit", 1.0, 1.0)],
 )
 def test_the_norms_that_a_map_is_made_for(normalize, x_norm, w_norm):
-    """Of inputs behind a LayerNorm, sqrt(d), and of weights as torch draws them, both over d^(1/4) for "dim"."""
+    """Inputs behind a LayerNorm have sqrt(d), weights have the norm that torch draws; "dim" divides both by d^(1/4)."""
     options = {} if normalize == "dim" else {"normalize": normalize}  # the default
     found = replace_pooler_(make("bert"), 64, init="random", **options).dense.inner.feature_map
     wanted = snnk.URF(

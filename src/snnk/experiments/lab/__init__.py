@@ -1,1 +1,1 @@
-"""What experiments share: data sets, result rows, training, fine-tuning, the models of --quick, runs and the page."""
+"""Parts of all experiments: data sets, result rows, training, fine-tuning, the models of --quick, runs and the page."""

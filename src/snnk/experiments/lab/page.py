@@ -94,7 +94,7 @@ def _options(name: str, results: Stored) -> str:
 
 
 def _left(name: str, results: Stored) -> list[str]:
-    """What the rows do not cover: the lines of the experiment's `left`, or the number of missing rows."""
+    """The parts that the rows do not cover: the lines of the experiment's `left`, or the number of missing rows."""
     module = load(name)
     try:
         if hasattr(module, "left"):
