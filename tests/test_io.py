@@ -160,7 +160,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_any_work(tmp_path):
 def test_a_lock_needs_a_folder(tmp_path):
     (tmp_path / "file").touch()
     with (
-        pytest.raises(NotADirectoryError, match="file exists and is not a folder"),
+        pytest.raises(PermissionError, match="file is no folder that can be written to"),
         _io.locked_output(tmp_path / "file" / "a"),
     ):
         pass

@@ -146,12 +146,18 @@ def check_out(path: str | os.PathLike[str], *, new: bool = True) -> None:
         raise FileExistsError(f"the output {path} exists already; choose another name")
     if there == path and not there.is_dir():
         raise NotADirectoryError(f"the output {path} exists and is not a folder; choose the name of a folder")
-    if not os.access(there, os.W_OK) or not there.is_dir():
-        raise PermissionError(f"{path} cannot be made: {there} is no folder that can be written to")
+    _check_folder(there, path)
     longest = os.pathconf(there, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
     for name, room in ((path.name, NAME_ROOM if new else 0), *((part, 0) for part in path.parts)):
         if (size := len(os.fsencode(name))) + room > longest:
             raise ValueError(f"an output may have at most {longest - room} bytes in this name; got {size}: {name}")
+
+
+def _check_folder(folder: Path, out: Path) -> None:
+    """Raise an error if the folder, or the nearest above it that exists, cannot be written to."""
+    there = next(part for part in (folder, *folder.parents) if os.path.lexists(part))
+    if not os.access(there, os.W_OK) or not there.is_dir():
+        raise PermissionError(f"{out} cannot be made: {there} is no folder that can be written to")
 
 
 @contextmanager
@@ -161,7 +167,7 @@ def locked_output(path: str | os.PathLike[str]) -> Iterator[list[Path]]:
     Check inside the block whether the output exists: the run that held the lock before may have written it.
     """
     path = Path(path)
-    check_out(path.parent, new=False)
+    _check_folder(path.absolute().parent, path)
     made = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

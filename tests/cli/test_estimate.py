@@ -20,7 +20,7 @@ def test_unwritable_folder_and_foreign_file(run, tmp_path):
     code, _, err = run("estimate", "--dim", "4", "-m", "4", "--draws", "1", "--out", tmp_path / "file" / "x")
     assert code == 2 and err.count("\n") == 1 and (tmp_path / "file").read_text() == "mine"
     code, _, err = run("estimate", "--dim", "4", "-m", "4", "--draws", "1", "--out", tmp_path / "file")
-    assert code == 2 and f"the output {tmp_path / 'file'} exists and is not a folder; choose" in err
+    assert code == 2 and f"{tmp_path / 'file'} is no folder that can be written to" in err
     for foreign in ("{}", '{"config": [], "environment": {}, "rows": []}'):
         (tmp_path / "estimate.json").write_text(foreign)
         code, _, err = run("estimate", "--dim", "4", "-m", "4", "--draws", "1", "--out", tmp_path)

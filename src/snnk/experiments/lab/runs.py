@@ -82,6 +82,7 @@ def reproduce(
         if not _takes_seeds(experiment):
             raise ValueError(f"{name} takes no --seeds: it averages over its random draws, or it has none")
         config = replace(config, seeds=seeds)
+    _io.check_out(out, new=False)
     source, file, picture = Source(data_dir, model), out / f"{name}.json", out / f"{name}.png"
     with _io.locked_output(file):
         _io.remove_leftovers(picture)
