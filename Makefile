@@ -14,8 +14,8 @@ demo: $(READY)
 # One process per core with one thread each: more threads than cores are far slower. The numerical part of the suite runs
 # again with the instructions of other processors, which round differently.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
-NUMERICAL := tests/maps tests/nn tests/ridge tests/tabular tests/test_sklearn.py tests/hf/classify tests/hf/compression \
-  tests/finetune tests/peft/test_lora.py tests/golden
+NUMERICAL := tests/maps tests/nn tests/ridge tests/tabular tests/test_sklearn.py tests/hf/classify \
+  tests/hf/compression/test_ffn.py tests/finetune tests/peft/test_lora.py tests/golden
 
 test: lint
 	$(PYTEST)
