@@ -61,7 +61,7 @@ def test_token_limits():
 
 @pytest.mark.parametrize("row", ["camembert", "mpnet", "roberta", "xlm-roberta"])
 def test_positions_that_are_counted_from_the_padding_token(row):
-    """A text of the longest length runs, and one with a token more does not."""
+    """A text of the longest length runs, and a text with one more token does not."""
     model = make(row)
     longest = token_limit(model.config)
     ids = torch.full((1, longest), 5)

@@ -98,7 +98,7 @@ def test_an_adapter_that_is_a_pickle_is_refused(bert, texts):
 
 
 def test_names_of_files_stay_in_the_folder(bert):
-    """Such names are in modules.json, in an index of weights, and in a tokenizer, which would copy its vocabulary."""
+    """Files are named in modules.json, in an index of weights, and in a tokenizer, which would copy its vocabulary."""
     elsewhere = bert.parent / "secret.txt"
     elsewhere.write_text("secret")
     for name, value in {
@@ -149,8 +149,8 @@ def test_every_call_says_that_code_is_not_trusted():
             if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") not in LOADERS:
                 continue
             owner = ast.unparse(node.func.value)
-            if owner in ("super()", "PeftModel", "cls"):  # PEFT and feature maps read tensors and settings, no code
-                continue
+            if owner in ("super()", "PeftModel") or (file.parent.name == "maps" and owner == "cls"):
+                continue  # PEFT and feature maps read tensors and settings, no code
             found += 1
             said = "trust_remote_code=False" in ast.unparse(node) or "'trust_remote_code': False" in ast.unparse(node)
             if not said:

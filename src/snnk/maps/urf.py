@@ -161,8 +161,8 @@ class URF(FeatureMap):
         fm = cls(in_features, num_features, activation, device="meta", **options)  # drawn below, as the variant decides
         if not isinstance(spectrum, Series):
             _checks.choose(spectrum, ["sampled", "series"], "spectrum")
-        sampled = spectrum == "sampled" if isinstance(spectrum, str) else False
-        fm._set_variant(Variant(Sampled(proposal, block_size) if sampled else spectrum, antithetic, rho, A))
+        drawn = Sampled(proposal, block_size) if spectrum == "sampled" else spectrum
+        fm._set_variant(Variant(drawn, antithetic, rho, A))
         fm.to_empty(device=torch.get_default_device() if device is None else device).reset_parameters()
         return fm
 

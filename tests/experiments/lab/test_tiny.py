@@ -18,7 +18,7 @@ from snnk.hf.data import labelled_images, open_image, read_columns
 
 
 def hub_of_glue(root, tasks):
-    """The layout of nyu-mll/glue: a configuration a task, Parquet files, classes as numbers."""
+    """nyu-mll/glue has one configuration per task, in Parquet files, with classes as numbers."""
     root.mkdir(parents=True)
     lines = ["---", "configs:"]
     for task, texts in tasks.items():

@@ -260,8 +260,8 @@ def _options(ffn: FFN, stats: RidgeStats) -> list[tuple[BlockPlan, float]]:
 def _allocate(options: list[list[tuple[BlockPlan, float]]], budget: float, unit: str) -> list[BlockPlan]:
     """For each block the option of least damage + price * cost, at the lowest price that meets the budget.
 
-    Between two prices a block may jump by a lot. The rest of the budget then goes to the options that save most damage
-    per unit of cost.
+    A small change of the price may change the cost of a block by much, so that a part of the budget is left. It goes to
+    the options that save most damage per unit of cost.
     """
     cost = attrgetter(unit)
 
