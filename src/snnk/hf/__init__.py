@@ -8,7 +8,7 @@ from snnk.hf.auditing import audit
 from snnk.hf.calibration import load_calibration
 from snnk.hf.classify.heads import fit_classifier_
 from snnk.hf.classify.poolers import bundled_head_, merge_pooler_, replace_pooler_
-from snnk.hf.compression.ffn import compress_
+from snnk.hf.compression.blocks import compress_
 from snnk.hf.compression.paper import bundle_, replace_ffn_
 from snnk.hf.compression.pipeline import compress
 from snnk.hf.compression.planning import Plan, plan

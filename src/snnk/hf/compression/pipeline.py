@@ -20,7 +20,7 @@ from snnk.hf.architectures import find_ffns, parse_layers
 from snnk.hf.calibration import Calibration, load_calibration
 from snnk.hf.compression import report as pages
 from snnk.hf.compression.agreement import Outputs, probe
-from snnk.hf.compression.ffn import Progress, compress_
+from snnk.hf.compression.blocks import Progress, compress_
 from snnk.hf.compression.planning import Plan
 from snnk.hf.compression.planning import plan as make_plan
 from snnk.hf.cost import stored

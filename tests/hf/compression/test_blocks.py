@@ -10,7 +10,8 @@ import torch
 import transformers as hf
 
 from snnk.hf import Plan, compress_, find_ffns, plan
-from snnk.hf.compression.ffn import Tokens, _fit, _solve
+from snnk.hf.compression.ffn import Tokens, _solve
+from snnk.hf.compression.ffn import fit as fit_block
 from snnk.hf.compression.planning import PENALTY, BlockPlan
 from snnk.hf.record import observe
 from snnk.ridge.sums import RidgeStats
@@ -314,9 +315,8 @@ def test_whatever_stops_it_leaves_the_model_as_it_was(where, monkeypatch):
             raise KeyboardInterrupt
 
     if where in ("refining", "agreement"):
-        monkeypatch.setattr(
-            f"snnk.hf.compression.ffn.{'refine_' if where == 'refining' else where}", stop_in_second_block
-        )
+        name = "ffn.refine_" if where == "refining" else "blocks.agreement"
+        monkeypatch.setattr(f"snnk.hf.compression.{name}", stop_in_second_block)
     with pytest.raises(KeyboardInterrupt):
         compress_(model, plan(model, keep=0.5), some_batches(), refine=2, recover=2, progress=stop)
     assert calls[1] == "encoder.layer.0"
@@ -414,7 +414,7 @@ def made_rows(n=500):
 def fit(ffn, kind, count, rows, refine=0):
     block = replace(plan(make("bert"), keep=0.5).blocks[0], kind=kind, num_features=count)
     with torch.no_grad(), ExitStack() as undo:
-        new = _fit(ffn, block, rows, refine, 0, undo)
+        new = fit_block(ffn, block, rows, refine, 0, undo)
         undo.pop_all()
     return new
 
@@ -452,7 +452,7 @@ def test_the_matrix_behind_moved_atoms_is_in_closed_form():
     rows, _ = made_rows()
     ffn = find_ffns(make("bert"))[0]
     old = ffn.up_weight()
-    new = fit(ffn, "atoms", 8, rows, refine=10)
+    new = fit_block(ffn, "atoms", 8, rows, refine=10)
     assert not (new.up.weight[:, None] == old).all(-1).any()
     with torch.no_grad():
         phi = torch.cat([new.phi(rows.x), torch.ones(len(rows.x), 1)], 1).double()

@@ -1,0 +1,231 @@
+r"""Replace the blocks of a model one by one by smaller ones, fitted in closed form to unlabelled inputs.
+
+Blocks are replaced in depth order. Let x be the input of a block and r the residual stream around it, in the model as
+compressed so far, and s the stream behind it in the original. The target is y = s - r: with it the block restores the
+original's stream, and repairs errors made in the layers below. Tokens and coordinates are weighted as in planning.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import numbers
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from snnk import _checks
+from snnk.hf.architectures import FFN
+from snnk.hf.compression.agreement import agreement, outputs_of
+from snnk.hf.compression.distill import recover_
+from snnk.hf.compression.ffn import fit, make_tokens, unknowns
+from snnk.hf.compression.planning import KEPT, Plan, at_least_zero, enough
+from snnk.hf.cost import stored
+from snnk.hf.models import Batch, check_batches, evaluating, place
+from snnk.hf.record import ActivationCache, Observation, flat, hold_out, observe
+from snnk.hf.replace import Replacement
+
+Progress = Callable[[str, int, int], None]  # gets the step, the number of blocks done, and that of all blocks
+
+
+@dataclass(frozen=True)
+class BlockReport:
+    """One block after compression and recovery.
+
+    The error is the squared error over the variance of the targets, on held-out inputs, with the weights of the fit.
+    """
+
+    name: str
+    kind: str
+    num_features: int | None
+    parameters_before: int
+    parameters: int
+    error: float | None = None
+    refused: bool = False
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class CompressionReport:
+    """The result of `compress_`: each block, and how far outputs on held-out inputs agree with the original's."""
+
+    blocks: tuple[BlockReport, ...]
+    agreement: dict[str, float]
+    tokens: int
+    held_out_tokens: int
+    model_parameters_before: int
+    model_parameters: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{'block':<22}{'is now':<14}{'parameters':>24}{'held-out error':>16}"]
+        for b in self.blocks:
+            what = b.kind if b.num_features is None else f"{b.num_features} {b.kind}"
+            error = "" if b.error is None else f"{b.error:.4f}"
+            sizes = f"{b.parameters_before:,} -> {b.parameters:,}"
+            lines.append(f"{b.name:<22}{what:<14}{sizes:>24}{error:>16}{'  refused' if b.refused else ''}")
+        whole = f"{self.model_parameters_before:,} -> {self.model_parameters:,} parameters"
+        lines.append(f"whole model: {whole}, {self.model_parameters / self.model_parameters_before:.3f}")
+        lines.append(
+            f"{self.tokens:,} tokens in {self.seconds:.0f} s; on {self.held_out_tokens:,} held-out tokens, against the "
+            "original: " + ", ".join(f"{name} {value:.4f}" for name, value in self.agreement.items())
+        )
+        return "\n".join(lines)
+
+
+def compress_(
+    model: PreTrainedModel,
+    plan: Plan,
+    batches: Iterable[Batch],
+    *,
+    refine: int = 120,
+    max_error: float | None = None,
+    recover: int = 0,
+    max_tokens: int = 50_000,
+    seed: int = 0,
+    progress: Progress = lambda what, done, total: None,
+    original: PreTrainedModel | None = None,
+) -> CompressionReport:
+    """Replace the blocks of a model as planned, in place, fitted to inputs without labels.
+
+    An error on the way, also Ctrl-C, leaves the model as it was.
+
+    Args:
+        model: a transformers model with any head.
+        plan: made by `snnk.hf.plan` for this model.
+        batches: inputs of the model, dicts of tensors; attention masks are respected. Every tenth batch is held out.
+            Batches behind the first `max_tokens` tokens are not used; there must be two tokens per feature of a block.
+        refine: gradient steps per block that move atoms; 0 leaves the model's own neurons, all in closed form.
+        max_error: a block whose held-out error is larger, or not a number, stays as it was.
+        recover: steps of distillation from the original afterwards, on the same inputs.
+        seed: of random features, which differ between blocks, and of the steps.
+        progress: called with (step, blocks done, all blocks).
+        original: a copy of the model, if there is one, for `recover`. Default: a copy is made.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> from snnk.hf import plan
+        >>> sizes = dict(hidden_size=8, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = BertModel(BertConfig(vocab_size=50, **sizes))
+        >>> batches = [{"input_ids": torch.randint(50, (8, 16))} for _ in range(10)]
+        >>> report = compress_(model, plan(model, keep=0.5), batches)
+        >>> report.blocks[0].num_features, report.blocks[0].error < 0.5
+        (16, True)
+    """
+    start = time.monotonic()
+    _check_arguments(plan, refine, recover, max_error, max_tokens, seed)
+    seed = int(seed)  # feature maps take no integers of numpy
+    ffns, by_name = plan.check(model), {block.name: block for block in plan.blocks}
+    before = _parameters(model)
+    reports: list[BlockReport] = []
+    replacements: list[Replacement] = []
+    with ExitStack() as undo, evaluating(model), torch.no_grad():
+        training, held, tokens = _divide(model, ffns, batches, max_tokens)
+        enough(tokens[0], max(unknowns(ffn, by_name[ffn.name]) for ffn in ffns))
+        teacher = (original or copy.deepcopy(model)) if recover else None
+        progress("original", 0, len(ffns))
+        wanted = [ffn for ffn in ffns if by_name[ffn.name].kind != KEPT]
+        streams = _streams(model, wanted, [*training, *held])
+        outputs = [outputs_of(model, batch) for batch in held]
+        cache, cut = ActivationCache(model, [*training, *held]), len(training)
+        for ffn in ffns:
+            block, began = by_name[ffn.name], time.monotonic()
+            done = BlockReport(ffn.name, block.kind, block.num_features, ffn.num_parameters, ffn.num_parameters)
+            if block.kind != KEPT:
+                inputs, residuals = cache.advance(ffn)
+                rows, test = (
+                    make_tokens(ffn, inputs[part], residuals[part], streams[ffn.name][part])
+                    for part in (slice(cut), slice(cut, None))
+                )
+                del inputs, residuals
+                streams[ffn.name] = streams[ffn.name][cut:]  # only the held-out part is needed again
+                new = fit(ffn, block, rows, refine, seed, undo)
+                error = test.error(ffn)
+                done = replace(done, parameters=ffn.num_parameters, error=error)
+                if max_error is not None and not error <= max_error:
+                    new.restore_()
+                    done = replace(done, kind=KEPT, num_features=None, parameters=ffn.num_parameters, refused=True)
+                else:
+                    replacements.append(new)
+            reports.append(replace(done, seconds=time.monotonic() - began))
+            progress(ffn.name, len(reports), len(ffns))
+        if teacher is not None and replacements:
+            progress("recovering", len(reports), len(ffns))
+            del cache
+            recover_(model, teacher, replacements, training, steps=recover, seed=seed)
+            cache, errors = ActivationCache(model, held), {}
+            for ffn in (new.ffn for new in replacements):
+                errors[ffn.name] = make_tokens(ffn, *cache.advance(ffn), streams[ffn.name]).error(ffn)
+            reports = [replace(report, error=errors.get(report.name, report.error)) for report in reports]
+        agreed = agreement(outputs, [outputs_of(model, batch) for batch in held])
+        undo.pop_all()
+    return CompressionReport(
+        blocks=tuple(reports),
+        agreement=agreed,
+        tokens=tokens[0],
+        held_out_tokens=tokens[1],
+        model_parameters_before=before,
+        model_parameters=_parameters(model),
+        seconds=time.monotonic() - start,
+    )
+
+
+def _check_arguments(plan: Any, refine: Any, recover: Any, max_error: Any, max_tokens: Any, seed: Any) -> None:
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a Plan, as snnk.hf.plan(model, keep=0.5) returns; got {plan!r}")
+    for name, value in (("refine", refine), ("recover", recover), ("seed", seed)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise TypeError(f"{name} must be an integer; got {value!r}")
+    at_least_zero(refine, "refine")
+    at_least_zero(recover, "recover")
+    if max_error is not None:
+        at_least_zero(max_error, "max_error")
+    _checks.positive_int(max_tokens, "max_tokens")
+
+
+def _streams(model: PreTrainedModel, ffns: list[FFN], batches: list[Batch]) -> dict[str, list[Tensor]]:
+    """The residual stream behind each block, without padding, per batch."""
+    found: dict[str, list[Tensor]] = {ffn.name: [] for ffn in ffns}
+
+    def note(ffn: FFN, seen: Observation) -> None:
+        found[ffn.name].append(flat(seen.sum, batch))
+
+    with observe(ffns, note):
+        for batch in batches:
+            model(**place(batch, model))
+    return found
+
+
+def _divide(
+    model: PreTrainedModel, ffns: list[FFN], batches: Iterable[Batch], max_tokens: int
+) -> tuple[list[Batch], list[Batch], tuple[int, int]]:
+    """Batches to fit to and batches held out, and the number of tokens of both."""
+    used: list[tuple[Batch, int]] = []
+    total = 0
+    for batch in check_batches(batches):
+        used.append((batch, _count(model, ffns[0], batch)))
+        total += used[-1][1]
+        if total >= max_tokens:
+            break
+    training, held = hold_out(used)
+    tokens = sum(count for _, count in training), sum(count for _, count in held)
+    return [batch for batch, _ in training], [batch for batch, _ in held], tokens
+
+
+def _count(model: PreTrainedModel, ffn: FFN, batch: Batch) -> int:
+    """Tokens that are not padding; without a mask, as for images, they are counted at the first block."""
+    if "attention_mask" in batch and "pixel_values" not in batch:
+        return int(batch["attention_mask"].bool().sum())
+    return len(ActivationCache(model, [batch]).advance(ffn)[0][0])
+
+
+def _parameters(model: PreTrainedModel) -> int:
+    return sum(tensor.numel() for tensor in stored(model).values())
