@@ -249,7 +249,7 @@ def test_sentence_transformers_folders_are_kept(run, bert, texts, tmp_path, inne
     card = (tmp_path / "out" / "README.md").read_text()
     assert "SentenceTransformer(" in card
     for text in (card, (tmp_path / "out" / "report.html").read_text()):
-        assert "(mean pooling); sentence-transformers pools by cls_token here" in text
+        assert "by mean pooling; sentence-transformers pools by cls_token here" in text
 
 
 @pytest.mark.parametrize(
