@@ -14,10 +14,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from snnk import URF
+from snnk._checkpoint import is_number, read_checkpoint, write_checkpoint
 from snnk.experiments.lab.page import write_page
 from snnk.experiments.lab.records import Results
 from snnk.finetune import finetune, load
-from snnk.finetune.checkpoint import read_checkpoint, write_checkpoint
+from snnk.finetune.trainer import SAVED
 from snnk.hf import Plan, plan
 from snnk.hf.auditing import audit
 from snnk.hf.compression import pipeline
@@ -27,7 +28,6 @@ from helpers.architectures import replaced
 from helpers.texts import make_texts, save
 from helpers.tuning import TINY, make_config, make_rows, write
 
-SAVED = ("history", "best", "steps", "seconds", "step_seconds", "stopped_early", "loss_sum")
 FACTS = {"key": "k", "history": [{"loss": 1.0}], "best": 0, "steps": 3, "seconds": 1.0, "step_seconds": 1.0}
 FACTS |= {"stopped_early": False, "loss_sum": 0.5}
 WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
@@ -86,7 +86,7 @@ LOADERS = {
     "audit": audit,
     "bundle": lambda folder: Bundled.load(folder / "bundle.safetensors"),
     "plan": read_plan,
-    "checkpoint": lambda folder: read_checkpoint(folder / "x.checkpoint", "k", SAVED),
+    "checkpoint": lambda folder: read_checkpoint(folder / "x.checkpoint", "k", {"loss_sum": is_number, **SAVED}),
     "results": read_results,
 }
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from snnk import _io
+from snnk._checkpoint import checkpoint_of
 from snnk.cli import _options
 from snnk.cli._printing import bar, say, show_table, wrote
 from snnk.finetune import METHODS, FinetuneConfig
-from snnk.finetune.config import checkpoint_of
 from snnk.finetune.glue import GLUE
 
 GROUP = _options.FINETUNE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 from snnk import _checks
 from snnk.finetune.methods import METHODS
@@ -11,17 +10,6 @@ from snnk.finetune.settings import TrainingSettings
 
 POOLING = ("model", "mean")
 STARTS = ("closed-form", "random")
-
-
-def checkpoint_of(out: str | Path) -> Path:
-    """The file in which a run that was stopped leaves its state, beside the folder that it would have written.
-
-    Example:
-        >>> checkpoint_of("runs/tuned/").name
-        'tuned.checkpoint'
-    """
-    out = Path(out)
-    return out.parent / f"{out.name}.checkpoint"
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from snnk import _io
+from snnk._checkpoint import checkpoint_of
 from snnk._environment import environment
 from snnk.finetune.card import model_card
-from snnk.finetune.config import FinetuneConfig, checkpoint_of
+from snnk.finetune.config import FinetuneConfig
 from snnk.finetune.data import Data
 from snnk.finetune.inputs import Inputs, is_images, read
 from snnk.finetune.loading import load_base, set_padding

@@ -25,13 +25,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snnk.finetune.checkpoint import Parts, check_shapes, read_checkpoint, write_checkpoint
+from snnk._checkpoint import (
+    Check,
+    Parts,
+    are_rows,
+    check_shapes,
+    is_count,
+    is_number,
+    read_checkpoint,
+    write_checkpoint,
+)
 from snnk.finetune.data import Data
 from snnk.finetune.scores import CLASSIFICATION, REGRESSION, score
 from snnk.finetune.settings import OPTIMIZERS, TrainingSettings
 
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # endings of buffers that training changes
-SAVED = ("history", "best", "steps", "seconds", "step_seconds", "stopped_early")  # fields of Trained in a checkpoint
+SAVED: dict[str, Check] = {  # fields of Trained in a checkpoint
+    "history": are_rows,
+    "best": is_count,
+    "steps": is_count,
+    "seconds": is_number,
+    "step_seconds": is_number,
+    "stopped_early": lambda value: isinstance(value, bool),
+}
 
 
 class Diverged(ValueError):
@@ -260,7 +276,7 @@ class _Run:
         """Continue from the checkpoint; one that does not fit changes nothing."""
         if self.checkpoint is None or not self.checkpoint.exists():
             return
-        parts, facts = read_checkpoint(self.checkpoint, self.key, ("loss_sum", *SAVED))
+        parts, facts = read_checkpoint(self.checkpoint, self.key, {"loss_sum": is_number, **SAVED})
         check_shapes(self.checkpoint, parts, self.kept, self.trained)
         self.put(parts.pop("now"))
         best = parts.pop("best")

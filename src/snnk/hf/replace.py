@@ -161,6 +161,11 @@ class Replacement:
     map: FeatureMap | None = None
     original: dict[str, Any] = field(default_factory=dict, repr=False)
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The new modules, in the order up, gate, down."""
+        return [module for module in (self.up, self.gate, self.down) if module is not None]
+
     def phi(self, x: Tensor) -> Tensor:
         """The features that `down` is linear in: (*, in) -> (*, m); x itself for "linear", m = 0 for "drop"."""
         return x[..., :0] if self.kind == "drop" else self.ffn.hidden(x)

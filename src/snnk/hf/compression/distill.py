@@ -32,8 +32,7 @@ def recover_(
 
     A ValueError leaves the model as it was before.
     """
-    modules = [m for new in replacements for m in (new.up, new.gate, new.down) if m is not None]
-    parameters = [p for module in modules for p in module.parameters()]
+    parameters = [p for new in replacements for module in new.modules for p in module.parameters()]
     before = [p.detach().clone() for p in parameters]
     try:
         with _training(model, parameters), _in_float32(model):

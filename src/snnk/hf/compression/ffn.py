@@ -100,7 +100,7 @@ def fit(ffn: FFN, block: BlockPlan, rows: Tokens, refine: int, seed: int, undo: 
         _solve(new, stats.select(order))
         if not refine:
             return new
-        modules = [m.float() for m in (new.up, new.gate, new.down) if m is not None]  # steps are too small for bfloat16
+        modules = [module.float() for module in new.modules]  # steps are too small for bfloat16
         refine_(
             lambda x: ffn.forward(x.float()),
             [p for module in modules for p in module.parameters()],

@@ -174,6 +174,42 @@ def bars(
     return "".join([*parts, "</svg>"])
 
 
+def curve(series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], unit: str) -> str:
+    """An SVG of lines: per series (title, colour, points) one line through its points (x, y); y begins at 0.
+
+    Args:
+        series: the lines. The y of the last point of each is written beside it.
+        unit: what x counts, such as "steps".
+
+    Example:
+        >>> curve([("held out", "blue", [(0, 0.4), (10, 0.2), (20, 0.1)])], "steps").count("<polyline")
+        1
+    """
+    left, right, top, bottom = 60, 800, 26, 220
+    points = [point for *_, found in series for point in found]
+    last = max((x for x, _ in points), default=0) or 1
+    most = max((y for _, y in points), default=0) or 1
+    parts = ['<svg viewBox="0 0 900 250" role="img" font-family="sans-serif" font-size="13">']
+    for part in (0, 0.5, 1):  # lines of equal height, and their values
+        y = bottom - (bottom - top) * part
+        parts.append(f'<line x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="{OLD}" stroke-width="0.5"/>')
+        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{GREY}">{most * part:.3g}</text>')
+    for part in (0, 0.5, 1):
+        x = left + (right - left) * part
+        text = f"{last * part:,.0f} {escape(unit)}"
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle" fill="{GREY}">{text}</text>')
+    for i, (title, colour, found) in enumerate(series):
+        parts.append(f'<rect x="{left + 180 * i}" y="3" width="12" height="12" fill="{colour}"/>')
+        parts.append(f'<text x="{left + 180 * i + 17}" y="14" fill="{GREY}">{escape(title)}</text>')
+        at = [(left + (right - left) * x / last, bottom - (bottom - top) * y / most) for x, y in found]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        if at:
+            x, y = at[-1]
+            parts.append(f'<text x="{x + 6:.1f}" y="{y + 4:.1f}" fill="{colour}">{found[-1][1]:.4f}</text>')
+    return "".join([*parts, "</svg>"])
+
+
 def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
     """The model card of a compressed model, with licence and language of the original's card."""
     card = front_matter(original_card)

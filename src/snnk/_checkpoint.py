@@ -1,40 +1,48 @@
-"""Checkpoints of a training: one safetensors file, with everything but tensors as JSON in its header."""
+"""Checkpoints of fits and trainings: one safetensors file each, with everything but tensors as JSON in its header.
+
+A checkpoint has a key, the hash of everything that the result of its run depends on. It is never used by a run with
+another key.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from snnk import _checks, _io
 
+if TYPE_CHECKING:  # the command line looks for checkpoints before it loads torch
+    from torch import Tensor
+
 # {"now" or "best" for weights, or an entry of the optimizer's state: {name of a parameter: tensor}}
-Parts = dict[str, dict[str, Tensor]]
+Parts = dict[str, dict[str, "Tensor"]]
+Check = Callable[[Any], bool]  # of one of the facts in a file, which may be damaged
 
 
-def _number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _count(value: Any) -> bool:
-    return _number(value) and isinstance(value, int) and value >= 0
+def is_count(value: Any) -> bool:
+    return is_number(value) and isinstance(value, int) and value >= 0
 
 
-# checks of the facts
-KINDS: dict[str, Callable[[Any], bool]] = {
-    "history": lambda rows: (
-        isinstance(rows, list) and all(isinstance(row, dict) and all(map(_number, row.values())) for row in rows)
-    ),
-    "best": _count,
-    "steps": _count,
-    "seconds": _number,
-    "step_seconds": _number,
-    "loss_sum": _number,
-    "stopped_early": lambda value: isinstance(value, bool),
-}
+def are_rows(value: Any) -> bool:
+    """Whether a value is a list of dicts of numbers."""
+    return isinstance(value, list) and all(isinstance(x, dict) and all(map(is_number, x.values())) for x in value)
+
+
+def checkpoint_of(out: str | Path) -> Path:
+    """The file or folder in which a run that was stopped leaves its state, beside the folder that it would have made.
+
+    Example:
+        >>> checkpoint_of("runs/tuned/").name
+        'tuned.checkpoint'
+    """
+    out = Path(out)
+    return out.parent / f"{out.name}.checkpoint"
 
 
 def write_checkpoint(path: Path, parts: Parts, facts: Mapping[str, Any]) -> None:
@@ -44,16 +52,15 @@ def write_checkpoint(path: Path, parts: Parts, facts: Mapping[str, Any]) -> None
     _io.write_tensors(path, tensors, {"facts": json.dumps({**facts, "tensors": len(tensors)})})
 
 
-def read_checkpoint(path: Path, key: str, names: Sequence[str]) -> tuple[Parts, dict[str, Any]]:
-    """The tensors, and the facts of these names; a ValueError if the file is damaged or has another key."""
+def read_checkpoint(path: Path, key: str, checks: Mapping[str, Check]) -> tuple[Parts, dict[str, Any]]:
+    """The tensors, and the facts that have checks; a ValueError if the file is damaged or has another key."""
     try:
         with _io.open_tensors(path) as file:
             facts = json.loads(file.metadata()["facts"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        facts.setdefault("step_seconds", facts["seconds"])  # an upper bound, for earlier files without it
-        own, chosen = facts["key"], {name: facts[name] for name in names}
+        own, chosen = facts["key"], {name: facts[name] for name in checks}
         for name, value in chosen.items():
-            if not KINDS.get(name, lambda value: True)(value):
+            if not checks[name](value):
                 raise ValueError(f"its {name} is {str(value)[:100]}")
         if facts.get("tensors", len(tensors)) != len(tensors):  # names are no check: an optimizer may lack some
             raise ValueError(f"it has {len(tensors)} tensors instead of {facts['tensors']}")
