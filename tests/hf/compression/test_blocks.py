@@ -452,7 +452,7 @@ def test_the_matrix_behind_moved_atoms_is_in_closed_form():
     rows, _ = made_rows()
     ffn = find_ffns(make("bert"))[0]
     old = ffn.up_weight()
-    new = fit_block(ffn, "atoms", 8, rows, refine=10)
+    new = fit(ffn, "atoms", 8, rows, refine=10)
     assert not (new.up.weight[:, None] == old).all(-1).any()
     with torch.no_grad():
         phi = torch.cat([new.phi(rows.x), torch.ones(len(rows.x), 1)], 1).double()
