@@ -4,6 +4,8 @@ import torch
 import transformers as hf
 
 from snnk.hf import find_ffns
+from snnk.hf.architectures import find_attentions, weight_of
+from snnk.hf.low_rank import replace_attention_
 from snnk.hf.replace import replace_
 
 D, WIDTH = 16, 32
@@ -60,7 +62,7 @@ CONFIGS = {
     "distilbert": lambda **k: hf.DistilBertConfig(**DISTILBERT | k),
     "electra": lambda **k: hf.ElectraConfig(**TEXT | k, embedding_size=8),
     "gpt2": lambda **k: hf.GPT2Config(**GPT2 | k),
-    "llama": lambda **k: hf.LlamaConfig(**TEXT | k, num_key_value_heads=2),
+    "llama": lambda **k: hf.LlamaConfig(**TEXT | k, num_key_value_heads=1),
     "mistral": lambda **k: hf.MistralConfig(**TEXT | k, num_key_value_heads=2),
     "mpnet": lambda **k: hf.MPNetConfig(**TEXT | k),
     "opt": lambda **k: hf.OPTConfig(**OPT | k),
@@ -128,3 +130,36 @@ def replaced(model, kind, layers=(0, 1), m=6):
                 if part is not None:
                     perturb_(part, seed=3 + ffn.index)
     return new
+
+
+def shorten_(model, ranks):
+    """Set the numbers of each head behind the first few to zero, so that shorter heads compute the same.
+
+    Returns for each attention block its weights and biases with those numbers left out, as `fill_` wants them.
+    """
+    parts = []
+    for attention in find_attentions(model):
+        size, out = attention.head_size, attention.slot("out")
+        kept = [size if attention.names.fixed else ranks[0]] * 2 + [ranks[1]]
+        weights, biases = {}, {}
+        with torch.no_grad():
+            for which, rank in zip(("query", "key", "value"), kept, strict=True):
+                layer, places = attention.slot(which), attention.places(which)
+                weight = weight_of(layer)
+                for tensor in (weight, layer.bias):
+                    if tensor is not None:
+                        tensor[places.view(-1, size)[:, rank:].flatten()] = 0
+                rows = places.view(-1, size)[:, :rank].flatten()
+                weights[which], biases[which] = weight[rows], None if layer.bias is None else layer.bias[rows]
+        columns = weight_of(out).unflatten(1, (-1, size))[..., : kept[2]].flatten(1).detach()
+        parts.append(((kept[0], kept[2]), weights, biases, columns, out.bias))
+    return parts
+
+
+def low_rank(model, parts):
+    """Replace all attention blocks by the shorter heads that `shorten_` returned."""
+    handles = []
+    for attention, (ranks, weights, biases, columns, bias) in zip(find_attentions(model), parts, strict=True):
+        new = replace_attention_(attention, ranks)
+        handles.append(new.fill_heads_(weights, biases).fill_out_(columns, bias))
+    return handles

@@ -39,7 +39,7 @@ def test_placement(row):
     assert trainable(model) == 2 * len(ffns) * (D * 4 + D)
     assert torch.equal(output(model, row), before)  # the identity at first
     part = ARCHITECTURES[row]
-    assert set(names(model)) == {f"{f.name}.{slot}" for f in ffns for slot in (part.attention, part.down)}
+    assert set(names(model)) == {f"{f.name}.{slot}" for f in ffns for slot in (part.attention.out, part.down)}
     train_(model)
     after = output(model, row)
     assert (after - before).abs().max() > 1e-2

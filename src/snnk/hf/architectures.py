@@ -1,8 +1,10 @@
-r"""Where the feed-forward blocks of a transformer are: one row of names for each architecture.
+r"""Where the blocks of a transformer are: one row of names for each architecture.
 
-A block computes y = W2 f(W1 x + b1) + b2, or, if gated, y = W2 (f(Wg x + bg) * (W1 x + b1)) + b2, and the residual
-stream goes on with s = r + scale * y. With post-norm (BERT) the LayerNorm behind the block reads s; with pre-norm (ViT,
-GPT-2, Llama) the whole layer returns it. Names are relative to the base model and so the same for every head.
+A feed-forward block computes y = W2 f(W1 x + b1) + b2, or, if gated, y = W2 (f(Wg x + bg) * (W1 x + b1)) + b2. An
+attention block computes y = Wo c + bo, where c has the values of all heads, mixed over tokens by their queries and
+keys. The residual stream goes on with s = r + scale * y. With post-norm (BERT) the LayerNorm behind the block reads s;
+with pre-norm (ViT, GPT-2, Llama) the norm of the next block reads it, or the whole layer returns it. Names are relative
+to the base model and so the same for every head of the model.
 """
 
 from __future__ import annotations
@@ -13,9 +15,40 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
+
+
+@dataclass(frozen=True)
+class AttentionNames:
+    """Names of self-attention inside one layer of a model.
+
+    Args:
+        module: name of the module that computes attention; it can be called again with the arguments that it got.
+        query, key, value: names of the linear layers, all of which read the input of `query`; the same name three times
+            if one layer computes them all.
+        out: name of the linear layer behind the heads, behind which adapters stand, too.
+        sum: name of the module whose input is residual + attention output; "" if it is the output of the layer.
+        scale: name of a parameter by which the output is multiplied before the sum.
+        size: names of the attributes with the head size that the module reads for the shapes of heads and for nothing
+            else, so that smaller heads need no padding. Without any, heads are padded to their old size.
+        interleaved: whether one layer for all has its outputs in the order (head, query/key/value, number) instead of
+            (query/key/value, head, number).
+        fixed: the reason why queries and keys keep their sizes; "" if nothing but their dot products is used.
+    """
+
+    module: str
+    query: str
+    key: str
+    value: str
+    out: str
+    sum: str = ""
+    scale: str | None = None
+    size: tuple[str, ...] = ()
+    interleaved: bool = False
+    fixed: str = ""
 
 
 @dataclass(frozen=True)
@@ -28,7 +61,7 @@ class Architecture:
         gate: name of the linear layer that the activation is applied to, if the block is gated.
         sum: name of the module whose input is residual + block output; "" if it is the output of the layer.
         scale: name of a parameter by which the block's output is multiplied before the sum.
-        attention: name of the last linear layer of attention, behind which adapters stand, too.
+        attention: names of self-attention.
     """
 
     block: str
@@ -38,16 +71,42 @@ class Architecture:
     gate: str | None = None
     sum: str = ""
     scale: str | None = None
-    attention: str | None = None
+    attention: AttentionNames | None = None
 
 
+ROTARY = "rotary embeddings turn pairs of their numbers by different angles, so that the pairs cannot be mixed"
+_BERT_ATTENTION = AttentionNames(
+    "attention",
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output.dense",
+    sum="attention.output.LayerNorm",
+    size=("attention.self.attention_head_size",),
+)
 _BERT = Architecture(
     "encoder.layer.{}",
     "intermediate.dense",
     "intermediate.intermediate_act_fn",
     "output.dense",
     sum="output.LayerNorm",
-    attention="attention.output.dense",
+    attention=_BERT_ATTENTION,
+)
+_DEBERTA_ATTENTION = replace(
+    _BERT_ATTENTION,
+    query="attention.self.query_proj",
+    key="attention.self.key_proj",
+    value="attention.self.value_proj",
+    size=(),
+    fixed="queries and keys are compared with relative positions, too",
+)
+_MPNET_ATTENTION = AttentionNames(
+    "attention",
+    "attention.attn.q",
+    "attention.attn.k",
+    "attention.attn.v",
+    "attention.attn.o",
+    sum="attention.LayerNorm",
 )
 _DISTILBERT = Architecture(
     "transformer.layer.{}",
@@ -55,12 +114,48 @@ _DISTILBERT = Architecture(
     "ffn.activation",
     "ffn.lin2",
     sum="output_layer_norm",
-    attention="attention.out_lin",
+    attention=AttentionNames(
+        "attention",
+        "attention.q_lin",
+        "attention.k_lin",
+        "attention.v_lin",
+        "attention.out_lin",
+        sum="sa_layer_norm",
+        size=("attention.attention_head_size",),
+    ),
 )
-_OPT = Architecture("decoder.layers.{}", "fc1", "activation_fn", "fc2", attention="self_attn.out_proj")
-_VIT = Architecture("layers.{}", "mlp.fc1", "mlp.activation_fn", "mlp.fc2", attention="attention.o_proj")
+_OPT_ATTENTION = AttentionNames(
+    "self_attn",
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.out_proj",
+    sum="final_layer_norm",
+    size=("self_attn.head_dim",),
+)
+_OPT = Architecture("decoder.layers.{}", "fc1", "activation_fn", "fc2", attention=_OPT_ATTENTION)
+_VIT_ATTENTION = AttentionNames(
+    "attention",
+    "attention.q_proj",
+    "attention.k_proj",
+    "attention.v_proj",
+    "attention.o_proj",
+    sum="layernorm_after",
+    size=("attention.head_dim",),
+)
+_VIT = Architecture("layers.{}", "mlp.fc1", "mlp.activation_fn", "mlp.fc2", attention=_VIT_ATTENTION)
+_GPT2_ATTENTION = AttentionNames("attn", "attn.c_attn", "attn.c_attn", "attn.c_attn", "attn.c_proj", sum="ln_2")
+_LLAMA_ATTENTION = AttentionNames(
+    "self_attn",
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    sum="post_attention_layernorm",
+    fixed=ROTARY,
+)
 _LLAMA = Architecture(
-    "layers.{}", "mlp.up_proj", "mlp.act_fn", "mlp.down_proj", gate="mlp.gate_proj", attention="self_attn.o_proj"
+    "layers.{}", "mlp.up_proj", "mlp.act_fn", "mlp.down_proj", gate="mlp.gate_proj", attention=_LLAMA_ATTENTION
 )
 
 # By config.model_type, followed by the variant that VARIANTS finds. A new row needs a tiny configuration in
@@ -68,17 +163,24 @@ _LLAMA = Architecture(
 ARCHITECTURES: dict[str, Architecture] = {
     "bert": _BERT,
     "camembert": _BERT,
-    "deberta-v2": _BERT,
+    "deberta-v2": replace(_BERT, attention=_DEBERTA_ATTENTION),
     "deit": _VIT,
-    "dinov2": replace(_VIT, block="encoder.layer.{}", scale="layer_scale2.lambda1"),
+    "dinov2": replace(
+        _VIT,
+        block="encoder.layer.{}",
+        scale="layer_scale2.lambda1",
+        attention=replace(_VIT_ATTENTION, sum="norm2", scale="layer_scale1.lambda1"),
+    ),
     "distilbert": _DISTILBERT,
     "electra": _BERT,
-    "gpt2": Architecture("h.{}", "mlp.c_fc", "mlp.act", "mlp.c_proj", attention="attn.c_proj"),
+    "gpt2": Architecture("h.{}", "mlp.c_fc", "mlp.act", "mlp.c_proj", attention=_GPT2_ATTENTION),
     "llama": _LLAMA,
     "mistral": _LLAMA,
-    "mpnet": replace(_BERT, attention="attention.attn.o"),
+    "mpnet": replace(_BERT, attention=_MPNET_ATTENTION),
     "opt": _OPT,
-    "opt+post-norm": replace(_OPT, sum="final_layer_norm"),
+    "opt+post-norm": replace(
+        _OPT, sum="final_layer_norm", attention=replace(_OPT_ATTENTION, sum="self_attn_layer_norm")
+    ),
     "qwen2": _LLAMA,
     "roberta": _BERT,
     "vit": _VIT,
@@ -110,18 +212,32 @@ def cost_of(modules: Iterable[nn.Module | None]) -> Cost:
 
 
 @dataclass(eq=False)
-class FFN:
-    """The feed-forward block of one layer. Its properties follow the modules that stand in the layer now."""
+class ModelBlock:
+    """A part of one layer that adds to the residual stream. Its properties follow the modules that stand there now."""
 
-    name: str  # name of the layer, relative to the base model
     index: int  # number of the layer
     row: Architecture
     block: nn.Module = field(repr=False)  # the layer
     configs: tuple[PretrainedConfig, ...] = field(repr=False)  # those of base model and head, mostly one object
 
+    @property
+    def names(self) -> Architecture | AttentionNames:
+        """The names of the block's modules in the layer."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """The name by which plans, reports and files call the block, relative to the base model."""
+        raise NotImplementedError
+
+    @property
+    def layers(self) -> tuple[Any, ...]:
+        """The linear layers, or what replaced them; None for one that is not there."""
+        raise NotImplementedError
+
     def slot(self, which: str) -> Any:
         """The module, function or tensor at a name of the row, such as "up" or "scale"; None if there is none."""
-        path = getattr(self.row, which)
+        path = getattr(self.names, which)
         return None if path is None else _at(self.block, path)
 
     @property
@@ -129,6 +245,58 @@ class FFN:
         """The kind of module that replaced the block, or "dense"."""
         blocks = getattr(getattr(self.configs[0], "quantization_config", None), "blocks", {})
         return str(blocks.get(self.name, {}).get("kind", "dense"))
+
+    @property
+    def reader(self) -> nn.Module | None:
+        """The module that reads the residual sum; None if the sum is the output of the layer."""
+        return self.slot("sum") if self.names.sum else None
+
+    @property
+    def norm(self) -> nn.Module | None:
+        """The norm through which all later layers see the residual sum (post-norm), or None."""
+        return self.reader if self.row.sum else None
+
+    @property
+    def scale(self) -> Tensor | None:
+        """Factor of the block's output in the residual sum, (out,), or None for 1."""
+        return self.slot("scale")
+
+    @property
+    def cost(self) -> Cost:
+        return cost_of({id(m): m for m in self.layers}.values())
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers stored, buffers of a feature map included."""
+        return self.cost.parameters
+
+    @property
+    def multiply_adds(self) -> int:
+        """Multiply-adds of the matrices per token."""
+        return self.cost.multiply_adds
+
+    def _linear(self, which: str) -> Any:
+        layer = self.slot(which)
+        if not isinstance(layer, nn.Linear | Conv1D):
+            raise ValueError(f"{self.name} was replaced before ({self.kind}): {which} is no linear layer any more")
+        return layer
+
+
+@dataclass(eq=False)
+class FFN(ModelBlock):
+    """The feed-forward block of one layer, called by the name of the layer."""
+
+    @property
+    def names(self) -> Architecture:
+        return self.row
+
+    @property
+    def name(self) -> str:
+        return self.row.block.format(self.index)
+
+    @property
+    def layers(self) -> tuple[Any, ...]:
+        return tuple(map(self.slot, ("up", "gate", "down")))
 
     @property
     def in_features(self) -> int:
@@ -150,16 +318,6 @@ class FFN:
     @property
     def activation(self) -> Callable[[Tensor], Tensor]:
         return self.slot("activation") or nn.Identity()
-
-    @property
-    def norm(self) -> nn.Module | None:
-        """The module that reads the residual sum, if the row names it (post-norm)."""
-        return self.slot("sum") if self.row.sum else None
-
-    @property
-    def scale(self) -> Tensor | None:
-        """Factor of the block's output in the residual sum, (out,), or None for 1."""
-        return self.slot("scale")
 
     def up_weight(self) -> Tensor:
         """(width, in)."""
@@ -191,25 +349,72 @@ class FFN:
         """The block without dropout and residual: (*, in) -> (*, out)."""
         return self.slot("down")(self.hidden(x))
 
-    @property
-    def cost(self) -> Cost:
-        return cost_of(map(self.slot, ("up", "gate", "down")))
+
+@dataclass(eq=False)
+class Attention(ModelBlock):
+    """The self-attention of one layer, called by the name of its module."""
 
     @property
-    def num_parameters(self) -> int:
-        """Numbers stored, buffers of a feature map included."""
-        return self.cost.parameters
+    def names(self) -> AttentionNames:
+        if self.row.attention is None:
+            raise ValueError(f"the row of {self.row.block} names no attention")
+        return self.row.attention
 
     @property
-    def multiply_adds(self) -> int:
-        """Multiply-adds of the matrices per token."""
-        return self.cost.multiply_adds
+    def name(self) -> str:
+        return f"{self.row.block.format(self.index)}.{self.names.module}"
 
-    def _linear(self, which: str) -> Any:
-        layer = self.slot(which)
-        if not isinstance(layer, nn.Linear | Conv1D):
-            raise ValueError(f"{self.name} was replaced before ({self.kind}): {which} is no linear layer any more")
-        return layer
+    @property
+    def layers(self) -> tuple[Any, ...]:
+        return tuple(map(self.slot, ("query", "key", "value", "out")))
+
+    @property
+    def fused(self) -> bool:
+        """Whether one layer computes queries, keys and values."""
+        return self.names.query == self.names.value
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """Number of heads of queries, and of keys and values."""
+        heads = int(self.configs[0].num_attention_heads)
+        return heads, int(getattr(self.configs[0], "num_key_value_heads", None) or heads)
+
+    @property
+    def head_size(self) -> int:
+        """Numbers per head in the original."""
+        value = self.slot("value")
+        heads, groups = self.heads
+        full = getattr(value, "full_size", None)
+        return full or _sizes(value)[1] // (heads + 2 * groups if self.fused else groups)
+
+    @property
+    def in_features(self) -> int:
+        return _sizes(self.slot("query"))[0]
+
+    @property
+    def out_features(self) -> int:
+        return _sizes(self.slot("out"))[1]
+
+    def places(self, which: str) -> Tensor:
+        """Where the outputs of "query", "key" or "value" are among those of its layer, (heads * head size,)."""
+        size, (heads, groups) = self.head_size, self.heads
+        count = heads if which == "query" else groups
+        places = torch.arange(count * size)
+        if not self.fused:
+            return places
+        part = ("query", "key", "value").index(which)
+        if self.names.interleaved:
+            return (places.view(count, size) + size * (2 * torch.arange(count)[:, None] + part)).flatten()
+        return places + size * (0, heads, heads + groups)[part]
+
+    def weight(self, which: str) -> Tensor:
+        """(heads * head size, in), of "query", "key" or "value"; (out, heads * head size), of "out"."""
+        weight = weight_of(self._linear(which))
+        return weight if which == "out" else weight[self.places(which).to(weight.device)]
+
+    def bias(self, which: str) -> Tensor | None:
+        bias = self._linear(which).bias
+        return bias if bias is None or which == "out" else bias[self.places(which).to(bias.device)]
 
 
 def kind_of(config: PretrainedConfig | None) -> str:
@@ -243,7 +448,7 @@ def find_ffns(model: PreTrainedModel) -> list[FFN]:
     if not isinstance(layers, nn.ModuleList) or not len(layers):
         raise ValueError(f"{type(model).__name__} has no layers at {row.block!r}, where {kind!r} models have them")
     configs: dict[int, Any] = {id(config): config for config in (base.config, model.config)}
-    ffns = [FFN(row.block.format(i), i, row, block, tuple(configs.values())) for i, block in enumerate(layers)]
+    ffns = [FFN(i, row, block, tuple(configs.values())) for i, block in enumerate(layers)]
     for ffn in ffns:
         wanted = [w for w in ("up", "activation", "down", "gate", "sum", "scale") if getattr(row, w)]
         if ffn.kind not in ("dense", "atoms"):
@@ -252,6 +457,29 @@ def find_ffns(model: PreTrainedModel) -> list[FFN]:
         if missing:
             raise ValueError(f"{ffn.name} of {type(model).__name__} has no {', '.join(missing)}, as {kind!r} models do")
     return ffns
+
+
+def find_attentions(model: PreTrainedModel) -> list[Attention]:
+    """The self-attention of each layer, by depth; none if the model's row does not name it.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9))
+        >>> [(attention.name, attention.heads, attention.head_size) for attention in find_attentions(model)]
+        [('encoder.layer.0.attention', (2, 2), 4)]
+    """
+    found = [Attention(f.index, f.row, f.block, f.configs) for f in find_ffns(model) if f.row.attention is not None]
+    for attention in found:
+        names = [w for w in ("module", "query", "key", "value", "out", "sum", "scale") if getattr(attention.names, w)]
+        missing = [getattr(attention.names, which) for which in names if attention.slot(which) is None]
+        if missing:
+            raise ValueError(f"{attention.name} of {type(model).__name__} has no {', '.join(missing)}")
+    return found
+
+
+def find_blocks(model: PreTrainedModel) -> list[ModelBlock]:
+    """The attention and feed-forward blocks of a model in the order in which they run."""
+    return sorted([*find_attentions(model), *find_ffns(model)], key=lambda block: (block.index, isinstance(block, FFN)))
 
 
 def parse_layers(layers: str | Iterable[int]) -> slice | list[int]:

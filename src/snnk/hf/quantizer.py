@@ -23,11 +23,12 @@ from transformers.quantizers.auto import (
 from transformers.quantizers.base import HfQuantizer
 
 from snnk import _io
-from snnk.hf.architectures import find_ffns
+from snnk.hf.architectures import FFN, Attention, ModelBlock, find_blocks
 from snnk.hf.classify.sites import Pooler, rebuild_pooler_
 from snnk.hf.folders import check_folder, some
+from snnk.hf.low_rank import replace_attention_
 from snnk.hf.models import refuse_keys, refuse_nan, refuse_sizes
-from snnk.hf.replace import METHOD, SNNKQuantizationConfig, note_, rebuild_
+from snnk.hf.replace import LOW_RANK, METHOD, Entry, SNNKQuantizationConfig, note_, rebuild_
 
 
 class SNNKQuantizer(HfQuantizer):
@@ -55,17 +56,17 @@ class SNNKQuantizer(HfQuantizer):
         blocks, pooler = config.blocks, config.pooler
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config  # written again as the blocks are replaced
-        ffns = {ffn.name: ffn for ffn in find_ffns(model)} if blocks else {}
-        unknown = sorted(set(blocks) - set(ffns))
+        known = {block.name: block for block in find_blocks(model)} if blocks else {}
+        unknown = sorted(set(blocks) - set(known))
         if unknown:
-            raise ValueError(f"quantization_config names {', '.join(unknown)}; the model has {', '.join(ffns)}")
+            raise ValueError(f"quantization_config names {', '.join(unknown)}; the model has {', '.join(known)}")
         files = [str(file) for file in kwargs.get("checkpoint_files") or []]
         self.source = some(files) or self.source
         self.saved_class = next(iter(model.config.architectures or []), None)
         refuse_sizes(model, files)
         room = sum(os.path.getsize(file) for file in files) if files else 2**40
         for name, entry in blocks.items():
-            rebuild_(ffns[name], entry, room)
+            _rebuild_(known[name], entry, room)
         if pooler is not None:
             self.pooler = rebuild_pooler_(model, pooler, room)
         self.shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
@@ -107,7 +108,10 @@ class SNNKQuantizer(HfQuantizer):
         if wrong:
             raise ValueError(f"{self.source} does not fit the model: {', '.join(wrong)}")
         config: Any = self.quantization_config
-        parts = {ffn.name: ffn.block for ffn in find_ffns(model) if ffn.kind != "dense"} if config.blocks else {}
+        parts: dict[str, Any] = {}
+        for block in find_blocks(model) if config.blocks else []:
+            if block.kind != "dense":
+                parts[block.row.block.format(block.index)] = block.block
         if self.pooler is not None and self.pooler.fits:
             parts[self.pooler.site.new[0]] = self.pooler.dense
             if self.pooler.kind == "head" and self.pooler.classifier is not None:
@@ -140,6 +144,16 @@ class SNNKQuantizer(HfQuantizer):
     @property
     def is_compileable(self) -> bool:
         return True
+
+
+def _rebuild_(block: ModelBlock, entry: Entry, room: int) -> None:
+    """Put back what replaced a block, from its JSON."""
+    if isinstance(block, FFN) and entry["kind"] != LOW_RANK:
+        rebuild_(block, entry, room)
+    elif isinstance(block, Attention) and entry["kind"] == LOW_RANK:
+        replace_attention_(block, entry["ranks"])
+    else:
+        raise ValueError(f"{block.name} is a {type(block).__name__} block, which cannot become {entry['kind']!r}")
 
 
 def _check_keys(files: list[str], wanted: Iterable[str], elsewhere: str) -> None:

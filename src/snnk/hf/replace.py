@@ -32,6 +32,7 @@ from snnk.maps.base import CLASSES
 METHOD = "snnk"  # the quant_method of config.json
 PLAIN = ("linear", "drop")  # kinds without features
 OWN_KINDS = ("atoms", *PLAIN)  # beside the names in FEATURE_MAPS
+LOW_RANK = "low-rank"  # the kind of attention with fewer numbers per head, see low_rank.py
 Device = torch.device | str | None
 Entry = dict[str, Any]  # JSON that describes a new block or pooler
 POOLER_KINDS = ("layer", "head")  # kinds of modules that replace a pooler, see classify/poolers.py
@@ -90,7 +91,8 @@ class SNNKQuantizationConfig(QuantizationConfigMixin):
     """`quantization_config` of config.json: the blocks, and the pooler, that are replaced, and by what.
 
     Args:
-        blocks: {layer name: {"kind": ..., "num_features": ..., "map": ...}}; the last two only where the kind has them.
+        blocks: {name of the block: {"kind": ..., "num_features": ..., "map": ..., "ranks": ...}}; the last three only
+            where the kind has them.
         pooler: None, or {"name": ..., "kind": "layer" or "head", "num_features": ..., "map": ...}.
 
     Example:
@@ -121,7 +123,14 @@ def _check_entry(name: object, entry: object) -> None:
     """Refuse unknown kinds, keys that the kind does not have or lacks, and sizes that are no positive integers."""
     if not isinstance(name, str) or not isinstance(entry, dict):
         raise ValueError(f"blocks must be {{name: {{kind: ...}}}}; got {name!r}: {entry!r}")
-    kind = _checks.choose(entry.get("kind"), [*OWN_KINDS, "features", *FEATURE_MAPS], f"kind of {name}")
+    kind = _checks.choose(entry.get("kind"), [*OWN_KINDS, LOW_RANK, "features", *FEATURE_MAPS], f"kind of {name}")
+    if kind == LOW_RANK:
+        ranks = entry.get("ranks")
+        if set(entry) != {"kind", "ranks"} or not isinstance(ranks, list) or len(ranks) != 2:
+            raise ValueError(f"{name} ({kind}) must have a list of two ranks; got {str(entry)[:500]}")
+        for rank in ranks:
+            _checks.positive_int(rank, f"rank of {name}")
+        return
     wanted = {"kind"} if kind in PLAIN else {"kind", "num_features"} | ({"map"} if kind != "atoms" else set())
     if set(entry) != wanted:
         raise ValueError(f"{name} ({kind}) must have the keys {sorted(wanted)}; got {sorted(map(str, entry))}")

@@ -262,7 +262,7 @@ class SNNKModel(BaseTuner):
 
 def _placed(row: Architecture, placement: str) -> str:
     """The regular expression of the layers that get an adapter."""
-    names = [row.down] if placement == "pfeiffer" else [str(row.attention), row.down]
+    names = [row.down] if placement == "pfeiffer" or row.attention is None else [row.attention.out, row.down]
     block = re.escape(row.block).replace(r"\{\}", r"\d+")
     return rf"(.*\.)?{block}\.({'|'.join(map(re.escape, names))})"
 
