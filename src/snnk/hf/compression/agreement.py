@@ -4,7 +4,8 @@ The logits of all heads are compared, or, for a model without a head, the vector
 states, pooled over the tokens. Padding does not count, and neither does a sequence of nothing but padding.
 
 Each kind of output is measured in the words of its task: vectors by cosine and by how far they find the same
-neighbours, classes by labels and KL divergence, single numbers by their order. Means hide the inputs that lost most, so
+neighbours, classes by labels and KL divergence, single numbers by their order, and causal language models by what they
+predict next (causal.py). Means hide the inputs that lost most, so
 that `compare` also returns quantiles over the inputs, and which inputs are the worst.
 """
 
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from snnk.hf.compression.causal import NEXT, is_causal, next_tokens, of_next_tokens
 from snnk.hf.models import Batch, evaluating, place
 
 MOST_TOKENS = 256  # tokens per batch whose logits over a vocabulary are kept
@@ -133,12 +135,15 @@ def read(model: PreTrainedModel, batch: Batch) -> Read:
 
 @torch.no_grad()
 def outputs_of(model: PreTrainedModel, batch: Batch, pooling: Sequence[str] = (MEAN,)) -> Outputs:
-    """Logits of all heads, or pooled hidden states; a ValueError if they are not finite."""
-    seen = read(model, batch)
+    """Logits of all heads, next tokens, or pooled hidden states; a ValueError if they are not finite."""
     kept, inputs = {}, {}
-    for name, x in (seen.logits or {VECTORS: seen.vectors(pooling)}).items():
-        some = _spread(len(x)) if x.shape[1] > 1 and name != VECTORS else slice(None)
-        kept[name], inputs[name] = x[some].float().cpu(), seen.inputs[name][some].cpu()
+    if is_causal(model) and "input_ids" in batch:
+        kept[NEXT], inputs[NEXT] = (x.cpu() for x in next_tokens(model, batch))
+    else:
+        seen = read(model, batch)
+        for name, x in (seen.logits or {VECTORS: seen.vectors(pooling)}).items():
+            some = _spread(len(x)) if x.shape[1] > 1 and name != VECTORS else slice(None)
+            kept[name], inputs[name] = x[some].float().cpu(), seen.inputs[name][some].cpu()
     wrong = [name for name, x in kept.items() if not bool(x.isfinite().all())]
     if wrong:
         raise ValueError(
@@ -235,7 +240,8 @@ def compare(before: Iterable[Outputs], after: Iterable[Outputs]) -> Agreement:
     Vectors are compared by cosine and by their neighbours among all inputs: how often the nearest is the same one, and
     how many of the ten nearest both have in common. Logits are compared by KL divergence and by how often the best
     class is the same. Single numbers (regression, rerankers, a score per token) are compared by correlations and by
-    squared error over variance, as every cosine would be 1 or -1.
+    squared error over variance, as every cosine would be 1 or -1. Decoders are compared by perplexity and by how often
+    they expect the same next token.
 
     Example:
         >>> a = Outputs({"logits": torch.tensor([[2.0, 0.0], [0.0, 1.0]])}, {"logits": torch.arange(2)}, 2)
@@ -250,7 +256,7 @@ def compare(before: Iterable[Outputs], after: Iterable[Outputs]) -> Agreement:
     start = 0
     for a, b in zip(before, after, strict=True):
         for name, x in a.values.items():
-            rows.setdefault(name, []).append(_condensed(x, b.values[name], logits=name != VECTORS))
+            rows.setdefault(name, []).append(_condensed(x, b.values[name], logits=name not in (VECTORS, NEXT)))
             inputs.setdefault(name, []).append(a.inputs[name] + start)
             widths[name] = x.shape[1]
         start += a.size
@@ -262,6 +268,8 @@ def compare(before: Iterable[Outputs], after: Iterable[Outputs]) -> Agreement:
         label = "" if len(rows) == 1 else name.removesuffix("logits").strip("_").replace("_", " ") + ": "
         if name == VECTORS:
             found[label] = _of_vectors(*columns)
+        elif name == NEXT:
+            found[label] = _Compared(of_next_tokens(*columns), "added surprisal", columns[1][:, 0] - columns[0][:, 0])
         elif widths[name] == 1:
             found[label] = _of_numbers(*columns)
         else:

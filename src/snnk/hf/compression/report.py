@@ -24,13 +24,19 @@ FORMAT = "snnk.CompressReport/1"
 SECONDS = 4.0  # approximate duration of the measurement of latency
 OLD, NEW, GREY = "#b9c0cb", "#1f6fb2", "#5b6472"
 FIGURES = (  # measures of agreement in order of preference: one of each row is shown in the headline
-    {"cosine": "mean cosine to the original", "Pearson": "correlation with the original"},
     {
+        "cosine": "mean cosine to the original",
+        "Pearson": "correlation with the original",
+        "original perplexity": "perplexity of the original, held out",
+    },
+    {
+        "perplexity": "perplexity, held out",
         "same best": "same best class",
         "rank agreement": "rank agreement",
         "relative squared error": "squared error over variance",
         "KL divergence": "KL divergence",
     },
+    {"same next token": "same next token as the original"},
 )
 CARRIED = ("license", "license_name", "license_link", "language", "pipeline_tag")  # from the original's card
 

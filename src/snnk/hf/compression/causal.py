@@ -1,0 +1,74 @@
+"""Decoders: what a causal language model predicts at each token of some texts.
+
+Logits over the vocabulary are computed for a few sequences at a time and reduced at once, so that memory does not grow
+with the number of texts.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
+
+from snnk.hf.models import Batch, place
+
+MOST_LOGITS = 2**24  # at once, unless one sequence has more
+NEXT = "next tokens"  # name of what `next_tokens` returns
+
+
+def is_causal(model: PreTrainedModel) -> bool:
+    """Whether a model predicts each token of a text from those before it."""
+    config = model.config
+    if type(model).__name__ not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        return False
+    # A BERT with such a head sees the whole text unless its configuration makes it a decoder.
+    return config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or bool(getattr(config, "is_decoder", False))
+
+
+@torch.no_grad()
+def next_tokens(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
+    """For each token that another one follows: the surprisal of that one, and the token that the model expects.
+
+    Returns:
+        (n, 2), with -log p(the following token) and the number of the most likely one, and (n,), the number in the
+        batch of the text that the token belongs to.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes)).eval()
+        >>> found, texts = next_tokens(model, {"input_ids": torch.ones(2, 5, dtype=torch.long)})
+        >>> found.shape, texts.tolist()
+        (torch.Size([8, 2]), [0, 0, 0, 0, 1, 1, 1, 1])
+    """
+    batch = place(batch, model)
+    ids = batch["input_ids"]
+    mask = batch.get("attention_mask", torch.ones_like(ids)).bool()
+    follows = mask[:, :-1] & mask[:, 1:]
+    size = max(1, MOST_LOGITS // (ids.shape[1] * model.config.get_text_config().vocab_size))
+    found = []
+    for start in range(0, len(ids), size):
+        part = slice(start, start + size)
+        logits = model(**{name: x[part] for name, x in batch.items()}).logits[:, :-1][follows[part]].float()
+        surprisal = F.cross_entropy(logits, ids[part, 1:][follows[part]], reduction="none")
+        found.append(torch.stack([surprisal, logits.argmax(1).float()], 1))
+    return torch.cat(found), follows.nonzero()[:, 0]
+
+
+def of_next_tokens(before: Tensor, after: Tensor) -> dict[str, float]:
+    """Perplexities, and how often two models expect the same token, from the first results of `next_tokens`.
+
+    Example:
+        >>> of_next_tokens(torch.tensor([[0.0, 3.0], [0.0, 4.0]]), torch.tensor([[0.0, 3.0], [0.0, 5.0]]))
+        {'original perplexity': 1.0, 'perplexity': 1.0, 'same next token': 0.5}
+    """
+    return {
+        "original perplexity": float(before[:, 0].mean().exp()),
+        "perplexity": float(after[:, 0].mean().exp()),
+        "same next token": float((before[:, 1] == after[:, 1]).float().mean()),
+    }
