@@ -11,13 +11,18 @@ import torch
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from snnk.hf.calibration import _sample, load_calibration
+from snnk.hf.data import read_images
 
 from helpers.texts import WORDS, make_images, make_texts, make_tokenizer
 
 
-def decoded(found):
+def in_order(found):
     rows = [ids[mask.bool()][1:] for batch in found for ids, mask in zip(*map(batch.get, KEYS), strict=True)]
-    return sorted(" ".join(WORDS[i - 3] for i in row) for row in rows)
+    return [" ".join(WORDS[i - 3] for i in row) for row in rows]
+
+
+def decoded(found):
+    return sorted(in_order(found))
 
 
 KEYS = "input_ids", "attention_mask"
@@ -142,6 +147,50 @@ def test_more_texts_than_tokens_are_sampled_in_one_pass(tmp_path):
     assert set(some) <= set(texts) and not set(some) <= set(texts[:60])  # 60 of 400 texts are held, and not the first
 
 
+def test_held_out_texts_are_what_is_left_of_a_longer_file_with_their_names(tmp_path):
+    texts = make_texts(400)
+    path = write(tmp_path, "txt", texts)
+    found = load_calibration(path, make_tokenizer(), max_tokens=2000, held_out=50, batch_size=8)
+    held = found.held_out
+    assert found.items > 100 and held.items == 50 and held.source == "data.txt" and found.names == ()
+    assert in_order(held) == list(held.names) and set(held.names) <= set(texts)
+    assert not set(held.names) & set(decoded(found)) and held.held_out is None
+    assert "; 50 others are held out" in str(found)
+    few = load_calibration(path, make_tokenizer(), max_tokens=500, held_out=300, batch_size=8).held_out
+    assert 250 <= sum(int(batch["attention_mask"].sum()) for batch in few) < 250 + 8 * 20  # half of max_tokens
+
+
+def test_a_tenth_of_a_short_file_is_held_out_if_asked_for(tmp_path):
+    path = write(tmp_path, "txt", make_texts(60))
+    found = load_calibration(path, make_tokenizer(), held_out=500)
+    assert (found.items, found.held_out.items) == (54, 6)
+    assert sorted([*decoded(found), *found.held_out.names]) == sorted(make_texts(60))
+    assert load_calibration(path, make_tokenizer(), held_out=2).held_out.items == 2
+    assert load_calibration(path, make_tokenizer()).held_out is None
+    short = write(tmp_path, "txt", make_texts(11))
+    assert load_calibration(short, make_tokenizer(), held_out=500).items == 10
+    shortest = load_calibration(write(tmp_path, "txt", make_texts(10)), make_tokenizer(), held_out=500)
+    assert shortest.items == 10 and shortest.held_out is None
+    with pytest.raises(ValueError, match="held_out must be an integer of at least 0; got -1"):
+        load_calibration(path, make_tokenizer(), held_out=-1)
+
+
+def test_no_held_out_text_is_a_copy(tmp_path):
+    """Neither of a text that is fitted to nor of another one that is held out."""
+    texts = make_texts(200)
+    found = load_calibration(write(tmp_path, "txt", texts * 3), make_tokenizer(), max_tokens=1500, held_out=500)
+    names = found.held_out.names
+    assert len(names) > 20 and len(set(names)) == len(names) and not set(names) & set(decoded(found))
+    assert load_calibration(write(tmp_path, "txt", ["w1 w2"] * 40), make_tokenizer(), held_out=9).held_out is None
+
+
+def test_names_of_long_texts_are_cut(tmp_path):
+    texts = [f"{text} {'w1 ' * 100}w2" for text in make_texts(40)]
+    held = load_calibration(write(tmp_path, "txt", texts), make_tokenizer(), held_out=4).held_out
+    assert all(len(name) == 200 and name.endswith("...") for name in held.names)
+    assert all(any(text.startswith(name[:-3]) for text in texts) for name in held.names)
+
+
 def test_a_tokenizer_without_padding_is_not_changed(tmp_path):
     tokenizer = make_tokenizer(eos_token="[CLS]")
     found = load_calibration(write(tmp_path, "txt", make_texts()), tokenizer)
@@ -162,6 +211,14 @@ def test_images(tmp_path):
     found = load_calibration(folder, processor)
     assert found.items == 12 and found.kind == "images" and found.column is None
     assert all(batch["pixel_values"].shape == (1, 3, 16, 16) for batch in found)
+    (folder / "0.png").rename((folder / "more").mkdir() or folder / "more" / "0.png")
+    parts = [load_calibration(folder, processor, held_out=1, seed=seed) for seed in range(40)]
+    names = [name for part in parts for name in part.held_out.names]
+    assert all((part.items, part.held_out.items) == (11, 1) for part in parts)
+    assert "more/0.png" in names and all((folder / name).is_file() for name in names)
+    (wanted,) = read_images([folder / names[0]], processor)["pixel_values"]
+    assert torch.equal(parts[0].held_out[0]["pixel_values"][0], wanted)
+    assert not any(torch.equal(batch["pixel_values"][0], wanted) for batch in parts[0])
     (folder / "broken.png").write_bytes(b"\x89PNG but no more")
     with pytest.raises(ValueError, match=r"broken\.png cannot be read as an image"):
         load_calibration(folder, processor)

@@ -51,6 +51,9 @@ def command(
         str | None, typer.Option(help="Column of the texts. Default: the first column of strings.")
     ] = None,
     max_length: _options.MaxLength = 128,
+    texts: Annotated[
+        bool, typer.Option("--texts/--no-texts", help="Show the held-out texts that lost most in the report.")
+    ] = True,
     seed: _options.Seed = 0,
 ) -> None:
     """Compress the feed-forward blocks of a Hugging Face model in minutes, without labels or a GPU."""

@@ -2,13 +2,14 @@
 
 Texts are sampled and shuffled by a seed, so that a file sorted by topic or length gives a fair sample. The texts of a
 batch then have similar lengths, so that little of it is padding, and the batches are shuffled, as `compress_` holds out
-every tenth.
+every tenth to measure the errors of blocks. The outputs of the whole model are measured on other inputs, which
+`compress_` never sees: `held_out` of the result.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -37,6 +38,8 @@ from snnk.hf.data import (
 )
 
 FEWEST = 10  # inputs, as one in ten is held out
+HELD_OUT = 500  # inputs that are held out beside these, if there are enough
+LONGEST = 200  # characters of a held-out text that are kept, to show them in a report
 PARTS = 20  # batches at least, so that more than one is held out
 MAX_TOKENS = 50_000
 MOST_UNKNOWN = 0.5  # largest part of unknown tokens
@@ -53,17 +56,29 @@ class Calibration(list[dict[str, Tensor]]):
         kind: "texts" or "images".
         items: number of texts or images in the batches.
         column: name of the column of the texts; None for plain lines and images.
+        names: of held-out inputs, in the order of the batches: beginnings of texts, or paths of images in their folder.
+        held_out: further inputs of the same source, all different and none of them among these, for measurements.
     """
 
     def __init__(
-        self, batches: Iterable[dict[str, Tensor]], source: str, kind: str, items: int, column: str | None = None
+        self,
+        batches: Iterable[dict[str, Tensor]],
+        source: str,
+        kind: str,
+        items: int,
+        column: str | None = None,
+        *,
+        names: Sequence[str] = (),
+        held_out: Calibration | None = None,
     ) -> None:
         super().__init__(batches)
         self.source, self.kind, self.items, self.column = source, kind, items, column
+        self.names, self.held_out = names, held_out
 
     def __str__(self) -> str:
         column = "" if self.column is None else f", column {self.column!r}"
-        return f"{self.items:,} {self.kind} of {printable(self.source)}{column}"
+        held = "" if self.held_out is None else f"; {self.held_out.items:,} others are held out"
+        return f"{self.items:,} {self.kind} of {printable(self.source)}{column}{held}"
 
 
 def load_calibration(
@@ -74,6 +89,7 @@ def load_calibration(
     max_length: int = 128,
     batch_size: int = 32,
     max_tokens: int = MAX_TOKENS,
+    held_out: int = 0,
     seed: int = 0,
 ) -> Calibration:
     """Read a file of texts or a folder of images as batches of a model's inputs.
@@ -86,6 +102,8 @@ def load_calibration(
         max_length: tokens per text; the rest of a longer text is cut off.
         batch_size: texts or images per batch at most.
         max_tokens: tokens in all; a sample of about this size is drawn from a longer file.
+        held_out: inputs for measurements at most, which the result has apart, as its `held_out`. They are taken from
+            what is left of a longer file, or else are a tenth of all inputs, and have half of `max_tokens` at most.
         seed: of the sample and the order.
 
     Example:
@@ -103,6 +121,8 @@ def load_calibration(
     path = Path(path)
     for value, name in ((max_length, "max_length"), (batch_size, "batch_size"), (max_tokens, "max_tokens")):
         _checks.positive_int(value, name)
+    if isinstance(held_out, bool) or not isinstance(held_out, int) or held_out < 0:
+        raise ValueError(f"held_out must be an integer of at least 0; got {held_out!r}")
     if not path.exists():
         raise FileNotFoundError(f"no calibration file or folder {path}")
     images = "pixel_values" in processor.model_input_names
@@ -112,26 +132,58 @@ def load_calibration(
     generator = random.Random(seed)
     tokenizer = image_processor = cast(Any, processor)
     if images:
-        return _images(path, image_processor, batch_size, max_tokens, generator)
+        return _images(path, image_processor, batch_size, max_tokens, held_out, generator)
     texts, column = _texts(path, column)
     # a text has at least one token, so that more texts than tokens are never needed
-    chosen = _sample((text for text in map(str.strip, texts) if text), max_tokens, generator)
+    chosen = _sample((text for text in map(str.strip, texts) if text), max_tokens + held_out, generator)
     if not chosen:
         raise ValueError(f"{path} is empty: there is no text in it")
     _enough(len(chosen), path, "texts")
-    rows: list[TokenRow] = []
-    tokens, length = 0, min(max_length, tokenizer.model_max_length)
-    for start in range(0, len(chosen), batch_size):
-        rows += tokenize(tokenizer, chosen[start : start + batch_size], max_length=length)
-        tokens += sum(len(row["input_ids"]) for row in rows[start:])
-        if tokens >= max_tokens and len(rows) >= FEWEST:
-            break
-    rows = sorted((row for row in rows if row["input_ids"]), key=lambda row: len(row["input_ids"]))
+    length = min(max_length, tokenizer.model_max_length)
+    most = len(chosen) - _reserved(len(chosen), held_out)
+    rows = _rows(tokenizer, chosen[:most], length, max_tokens, batch_size)
+    used, rows = len(rows), [row for row in rows if row["input_ids"]]
     _enough(len(rows), path, "texts with tokens")
     _known(rows, path, tokenizer)
-    batches = [pad_texts(part, tokenizer) for part in _parts(rows, batch_size)]
+    batches = [pad_texts(part, tokenizer) for part in _parts(sorted(rows, key=_length), batch_size)]
     generator.shuffle(batches)
-    return Calibration(batches, path.name, "texts", len(rows), column)
+    seen = set(chosen[:used])
+    others = [text for text in dict.fromkeys(chosen[used:]) if text not in seen][:held_out]
+    tokens = _rows(tokenizer, others, length, max_tokens // 2, batch_size)
+    pairs = [(row, text) for row, text in zip(tokens, others, strict=False) if row["input_ids"]]
+    pairs.sort(key=lambda pair: _length(pair[0]))
+    held = Calibration(
+        [pad_texts([row for row, _ in part], tokenizer) for part in _parts(pairs, batch_size)],
+        path.name,
+        "texts",
+        len(pairs),
+        column,
+        names=[text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..." for _, text in pairs],
+    )
+    return Calibration(batches, path.name, "texts", len(rows), column, held_out=held if pairs else None)
+
+
+def _reserved(count: int, held_out: int) -> int:
+    """Inputs that are held out even if the others have few tokens."""
+    return max(0, min(held_out, count // 10, count - FEWEST))
+
+
+def _rows(
+    tokenizer: PreTrainedTokenizerBase, texts: list[str], length: int, max_tokens: int, batch_size: int
+) -> list[TokenRow]:
+    """The first of the texts as tokens, until there are enough of them."""
+    rows: list[TokenRow] = []
+    tokens = 0
+    for start in range(0, len(texts), batch_size):
+        rows += tokenize(tokenizer, texts[start : start + batch_size], max_length=length)
+        tokens += sum(map(_length, rows[start:]))
+        if tokens >= max_tokens and len(rows) >= FEWEST:
+            break
+    return rows
+
+
+def _length(row: TokenRow) -> int:
+    return len(row["input_ids"])
 
 
 def _sample(items: Iterable[T], most: int, generator: random.Random) -> list[T]:
@@ -204,11 +256,22 @@ def _strings(path: Path, name: str, names: list[str]) -> Iterator[str]:
 
 
 def _images(
-    path: Path, processor: BaseImageProcessor, batch_size: int, max_tokens: int, generator: random.Random
+    path: Path, processor: BaseImageProcessor, batch_size: int, max_tokens: int, held_out: int, generator: random.Random
 ) -> Calibration:
     files = find_images(path)
     _enough(len(files), path, "images")
     generator.shuffle(files)
+    batches, used = _read(files[: len(files) - _reserved(len(files), held_out)], processor, batch_size, max_tokens)
+    held, count = _read(files[used:][:held_out], processor, batch_size, max_tokens // 2)
+    names = [str(file.relative_to(path)) for file in files[used:][:count]]
+    others = Calibration(held, path.name, "images", count, names=names) if count else None
+    return Calibration(batches, path.name, "images", used, held_out=others)
+
+
+def _read(
+    files: list[Path], processor: BaseImageProcessor, batch_size: int, max_tokens: int
+) -> tuple[list[dict[str, Tensor]], int]:
+    """Batches of the first images, until they have enough tokens, and the number of these images."""
     batches: list[dict[str, Tensor]] = []
     count = tokens = 0
     for part in _parts(files, batch_size):
@@ -218,4 +281,4 @@ def _images(
         tokens += len(part) * max(1, height * width // PATCH)
         if tokens >= max_tokens and len(batches) >= FEWEST:
             break
-    return Calibration(batches, path.name, "images", count)
+    return batches, count

@@ -220,15 +220,18 @@ def some(names: Iterable[str]) -> str:
     return ", ".join(found[:MOST]) + (f" and {len(found) - MOST} more" if len(found) > MOST else "")
 
 
-def pooling_of(folder: Path) -> str:
-    """The pooling of a folder of sentence-transformers, such as "cls_token"; "" if it names none."""
+def pooling_of(folder: Path) -> tuple[str, ...]:
+    """The poolings that a folder of sentence-transformers names, such as "cls"; their vectors are joined."""
     for module in _modules(folder):
         if module["type"].endswith("Pooling"):
             config = _json(folder / module["path"] / "config.json")
             if isinstance(config, dict):
-                modes = (key.removeprefix("pooling_mode_") for key, on in config.items() if on is True)
-                return ", ".join(mode for mode in modes if f"pooling_mode_{mode}" in config)
-    return ""
+                modes = [key.removeprefix("pooling_mode_") for key, on in config.items() if on is True]
+                modes = [mode for mode in modes if f"pooling_mode_{mode}" in config]
+                if isinstance(config.get("pooling_mode"), str):
+                    modes.append(config["pooling_mode"])
+                return tuple(re.sub("_tokens?$", "", mode) for mode in modes)
+    return ()
 
 
 def copy_others(folder: Path, inner: PurePosixPath, target: Path) -> str:

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from snnk.hf.calibration import Calibration
 from snnk.hf.compression.causal import NEXT, is_causal, next_tokens, of_next_tokens
 from snnk.hf.models import Batch, evaluating, place
 
@@ -227,6 +229,54 @@ class _Compared:
     before: Tensor | None = None  # best class or single number of each row, (n,)
     after: Tensor | None = None
     classes: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+
+def measure(
+    original: PreTrainedModel,
+    compressed: PreTrainedModel,
+    held_out: Calibration,
+    *,
+    pooling: Sequence[str] = (MEAN,),
+    texts: bool = True,
+) -> dict[str, Any]:
+    """Agreement of two models on inputs that nothing was fitted to, as report.json has it.
+
+    Args:
+        original, compressed: the models.
+        held_out: the inputs, with their names.
+        pooling: names in POOLINGS, for models without a head.
+        texts: name the worst inputs, by the beginnings of their texts.
+    """
+
+    def outputs(model: PreTrainedModel) -> Iterator[Outputs]:
+        return (outputs_of(model, batch, pooling) for batch in held_out)
+
+    with evaluating(original), evaluating(compressed):
+        found = compare(outputs(original), outputs(compressed))
+    named = "Classification" in type(original).__name__  # other heads have two labels in their configuration too
+    labels: dict[Any, str] = (original.config.id2label or {}) if named else {}
+
+    return {
+        "name": held_out.source,
+        "kind": held_out.kind,
+        "inputs": found.inputs,
+        "figures": found.figures,
+        "quantiles": found.quantiles,
+        "classes": [
+            {"label": labels.get(number, number), "count": count, "same": same}
+            for number, (count, same) in found.classes.items()
+        ],
+        "worst": [
+            {
+                "text": held_out.names[case.input],
+                "value": case.value,
+                "before": labels.get(case.before, case.before),
+                "after": labels.get(case.after, case.after),
+            }
+            for case in found.worst
+            if texts and case.input < len(held_out.names)
+        ],
+    }
 
 
 def agreement(before: Iterable[Outputs], after: Iterable[Outputs]) -> dict[str, float]:

@@ -17,15 +17,16 @@ from transformers import PreTrainedModel
 from snnk import _checks, _io
 from snnk._environment import environment
 from snnk.hf.architectures import find_ffns, parse_layers
-from snnk.hf.calibration import Calibration, load_calibration
+from snnk.hf.calibration import HELD_OUT, Calibration, load_calibration
 from snnk.hf.compression import report as pages
-from snnk.hf.compression.agreement import Outputs, probe
+from snnk.hf.compression.agreement import MEAN, POOLINGS, measure, probe
 from snnk.hf.compression.blocks import Progress, compress_
 from snnk.hf.compression.planning import Plan
 from snnk.hf.compression.planning import plan as make_plan
 from snnk.hf.cost import stored
 from snnk.hf.folders import copy_others, find_folder, find_transformer, pooling_of, some
 from snnk.hf.models import load_model, load_processor, quiet, token_limit
+from snnk.hf.record import hold_out
 
 KEEP = 0.25  # if there is neither `keep` nor a target
 
@@ -48,6 +49,7 @@ def compress(
     max_error: float | None = None,
     column: str | None = None,
     max_length: int = 128,
+    texts: bool = True,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
     progress: Progress = lambda what, done, total: None,
@@ -64,6 +66,7 @@ def compress(
         refine, recover, max_error, seed: of `snnk.hf.compress_`.
         column: column of the texts. Default: the first column of texts.
         max_length: tokens per text at most.
+        texts: show the held-out texts that lost most in report.json and report.html: the beginnings of ten at most.
         say: called with lines for people.
         progress: called with (step, blocks done, all blocks).
 
@@ -101,6 +104,7 @@ def compress(
         "max_error": max_error,
         "column": column,
         "max_length": max_length,
+        "texts": texts,
         "seed": seed,
     }
     _check(settings)
@@ -161,12 +165,20 @@ def _compress(
     plan = _plan(network, settings)  # before any data are read, as the model or the plan may be refused
     length = min(settings["max_length"], token_limit(network.config) or settings["max_length"])
     batches = load_calibration(
-        calibration, processor, column=settings["column"], max_length=length, seed=settings["seed"]
+        calibration,
+        processor,
+        column=settings["column"],
+        max_length=length,
+        held_out=HELD_OUT,
+        seed=settings["seed"],
     )
     say(f"calibration: {batches}")
+    held = batches.held_out or _tenth(batches)
     if type(network).__name__.endswith("ForMultipleChoice"):  # one choice per text, whose score is compared
-        batches[:] = [{name: x[:, None] for name, x in batch.items()} for batch in batches]
-    compared = _compared(probe(network, batches[0]), folder)  # before any work
+        for part in (batches, held):
+            part[:] = [{name: x[:, None] for name, x in batch.items()} for batch in part]
+    pooling, note = _pooling(folder)
+    outputs = probe(network, batches[0], pooling)  # before any work
     if settings["joint"]:
         progress("choosing numbers of atoms", 0, blocks)
         plan = _plan(network, settings, batches)
@@ -175,7 +187,10 @@ def _compress(
     options = {name: settings[name] for name in ("refine", "max_error", "recover", "seed")}
     done = compress_(network, plan, batches, progress=progress, original=original, **options)
     say(str(done))
-    _check_finite(done.agreement)
+    progress("comparing outputs", blocks, blocks)
+    sets = [measure(original, network, held, pooling=pooling, texts=settings["texts"])]
+    for figures in (done.agreement, *(found["figures"] for found in sets)):
+        _check_finite(figures)
     progress("measuring latency", blocks, blocks)
     found = {
         "format": pages.FORMAT,
@@ -185,8 +200,9 @@ def _compress(
         "blocks_in_all": blocks,
         "bytes": {"original": _bytes(original), "compressed": _bytes(network)},
         "latency": pages.latency(original, network, batches),
-        "agreement": done.agreement,
-        "compared": compared,
+        "agreement": sets[0]["figures"],
+        "held_out": sets,
+        "compared": outputs.compared + (note if outputs.pooled else ""),
         "calibration": _described(batches),
         "settings": settings,
         "seed": settings["seed"],
@@ -215,12 +231,18 @@ def load(folder: Path, say: Callable[[str], None], sentences: bool = False) -> t
     return model, processor
 
 
-def _compared(outputs: Outputs, folder: Path) -> str:
-    """The outputs that agreement is measured on; for sentence vectors also how the folder itself pools them."""
-    pooling = pooling_of(folder)
-    if not outputs.pooled or not pooling:
-        return outputs.compared
-    return f"{outputs.compared}; sentence-transformers pools by {pooling} here"
+def _pooling(folder: Path) -> tuple[tuple[str, ...], str]:
+    """The pooling of a folder of sentence-transformers; the mean, with a note, if its own is not among ours."""
+    named = pooling_of(folder)
+    if named and not set(named) <= set(POOLINGS):
+        return (MEAN,), f"; sentence-transformers pools by {', '.join(named)} here"
+    return named or (MEAN,), ""
+
+
+def _tenth(batches: Calibration) -> Calibration:
+    """The batches that compress_ holds out, where a file has too few different texts to hold out others."""
+    held = hold_out(batches)[1]
+    return Calibration(held, batches.source, batches.kind, sum(len(next(iter(b.values()))) for b in held))
 
 
 def _check_finite(agreement: dict[str, float]) -> None:

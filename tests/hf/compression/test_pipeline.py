@@ -1,0 +1,141 @@
+"""Agreement in the report of `compress` against the outputs of the two folders, on texts that nothing was fitted to."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers as hf
+
+from snnk.hf import compress
+from snnk.hf.calibration import load_calibration
+
+from helpers.architectures import perturb_
+from helpers.heads import make
+from helpers.texts import make_texts, make_tokenizer, save
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+@pytest.fixture
+def bert(tmp_path):
+    model = make("BertModel")
+    perturb_(model, scale=0.3)
+    return save(model, tmp_path / "bert")
+
+
+@pytest.fixture
+def many(tmp_path):
+    """A file of 900 texts, of which 90 are held out."""
+    path = tmp_path / "many.txt"
+    path.write_text("\n".join(make_texts(900)))
+    return path
+
+
+def held_out(path):
+    return load_calibration(path, make_tokenizer(), held_out=500).held_out
+
+
+def outputs(folder, batches, name="last_hidden_state", auto=hf.AutoModel):
+    model = auto.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return [getattr(model(**batch), name) for batch in batches]
+
+
+def pooled(states, batches, how):
+    lengths = torch.cat([batch["attention_mask"].sum(1) for batch in batches]).tolist()
+    rows = [x[:length] for x, length in zip((x for part in states for x in part), lengths, strict=True)]
+    return torch.stack([x[0] if how == "cls" else x.mean(0) for x in rows])
+
+
+def with_pooling(folder, name):
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    (folder / "modules.json").write_text(
+        json.dumps(
+            [
+                {"idx": i, "path": path, "type": f"sentence_transformers.models.{kind}"}
+                for i, (path, kind) in enumerate(modules)
+            ]
+        )
+    )
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"pooling_mode_mean_tokens": False, f"pooling_mode_{name}": True, "include_prompt": True})
+    )
+
+
+@pytest.mark.parametrize("how", ["mean", "cls"])
+def test_vectors_of_held_out_texts(bert, many, tmp_path, how):
+    if how == "cls":
+        with_pooling(bert, "cls_token")
+    found = compress(bert, many, out=tmp_path / "out", keep=0.25, refine=0)
+    batches = held_out(many)
+    before, after = (pooled(outputs(folder, batches), batches, how) for folder in (bert, tmp_path / "out"))
+    cosine = F.cosine_similarity(before, after, dim=1)
+    (held,) = found["held_out"]
+    assert held["inputs"] == batches.items == 90 and held["name"] == "many.txt" and held["kind"] == "texts"
+    assert found["agreement"] == held["figures"] and f"by {how} pooling" in found["compared"]
+    assert found["agreement"]["cosine"] == pytest.approx(float(cosine.mean()), abs=1e-6)
+    assert held["quantiles"]["cosine"]["worst"] == pytest.approx(float(cosine.min()), abs=1e-6)
+    order = cosine.argsort()[:10]
+    assert [case["text"] for case in held["worst"]] == [batches.names[i] for i in order]
+    assert [case["value"] for case in held["worst"]] == pytest.approx(cosine[order].tolist(), abs=1e-6)
+    nearest = [(F.normalize(x) @ F.normalize(x).T).fill_diagonal_(-1).argmax(1) for x in (before, after)]
+    assert found["agreement"]["same nearest"] == pytest.approx(float((nearest[0] == nearest[1]).float().mean()))
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["held_out"] == found["held_out"]
+
+
+def test_a_pooling_that_is_not_ours_is_named(bert, many, tmp_path):
+    with_pooling(bert, "of_its_own")
+    found = compress(bert, many, out=tmp_path / "out", keep=0.5, refine=0)
+    assert found["compared"].endswith("by mean pooling; sentence-transformers pools by of_its_own here")
+
+
+def test_labels_of_a_classifier(many, tmp_path):
+    names = {0: "good", 1: "<bad>", 2: "odd"}
+    model = make("BertForSequenceClassification", id2label=names, label2id={v: k for k, v in names.items()})
+    perturb_(model, scale=0.3)
+    folder = save(model, tmp_path / "head")
+    found = compress(folder, many, out=tmp_path / "out", keep=0.05, refine=0)
+    batches = held_out(many)
+    auto = hf.AutoModelForSequenceClassification
+    before, after = (torch.cat(outputs(place, batches, "logits", auto)) for place in (folder, tmp_path / "out"))
+    best = [names[int(i)] for i in before.argmax(1)]
+    same = before.argmax(1) == after.argmax(1)
+    assert not same.all()
+    (held,) = found["held_out"]
+    assert found["agreement"]["same best"] == pytest.approx(float(same.float().mean()))
+    assert {c["label"]: c["count"] for c in held["classes"]} == {name: best.count(name) for name in set(best)}
+    for one in held["classes"]:
+        rows = torch.tensor([name == one["label"] for name in best])
+        assert one["same"] == pytest.approx(float(same[rows].float().mean()))
+    worst = held["worst"][0]
+    place = batches.names.index(worst["text"])
+    divergence = F.kl_div(after.log_softmax(1), before.log_softmax(1), log_target=True, reduction="none").sum(1)
+    assert place == int(divergence.argmax()) and worst["value"] == pytest.approx(float(divergence.max()), abs=1e-6)
+    assert (worst["before"], worst["after"]) == (best[place], names[int(after[place].argmax())])
+
+
+def test_texts_are_left_out_on_request(run, bert, many, tmp_path):
+    """Also of the model card, which is made to be published and never has them."""
+    texts = make_texts(900)
+
+    def shown(folder):
+        files = {path.name: path.read_text() for path in folder.iterdir() if path.suffix in (".json", ".html", ".md")}
+        return {name for name, content in files.items() if any(text in content for text in texts if len(text) > 20)}
+
+    command = ["compress", bert, "--calibration", many, "--refine", 0, "--keep", 0.5]
+    code, _, _ = run(*command, "--out", tmp_path / "with")
+    assert code == 0 and shown(tmp_path / "with") == {"report.json"}
+    code, _, _ = run(*command, "--no-texts", "--out", tmp_path / "without")
+    assert code == 0 and shown(tmp_path / "without") == set()
+    report = json.loads((tmp_path / "without" / "report.json").read_text())
+    assert report["held_out"][0]["worst"] == [] and report["held_out"][0]["inputs"] == 90
+    assert report["settings"]["texts"] is False
+
+
+def test_a_file_of_copies_is_measured_on_the_batches_that_compress_holds_out(bert, tmp_path):
+    (tmp_path / "copies.txt").write_text("w1 w2 w3 w4\n" * 40)
+    found = compress(bert, tmp_path / "copies.txt", out=tmp_path / "out", keep=0.25, refine=0)
+    (held,) = found["held_out"]
+    assert held["inputs"] == 3 and held["worst"] == [] and found["agreement"]["cosine"] > 0.99
