@@ -9,7 +9,7 @@ the head for masked words in the files of a BERT.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -249,6 +249,48 @@ def check_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
         if not any(isinstance(value, Tensor) for value in batch.values()):
             raise ValueError(f"a batch must hold the model's inputs as tensors; got a dict with keys {list(batch)}")
         yield batch
+
+
+def plain_(model: PreTrainedModel) -> None:
+    """Remove the marks of a quantizer from a model of plain weights.
+
+    For a model with these marks transformers refuses .half(), training and saving, as for a model of integers.
+    """
+    for name in ("hf_quantizer", "quantization_method"):
+        vars(model).pop(name, None)
+    model.is_quantized = False  # type: ignore[assignment]
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.config._is_quantized = False
+
+
+def without_gguf_(model: PreTrainedModel) -> Callable[[], None]:
+    """Remove the marks of a GGUF file from a model if its weights are plain; the result puts them back.
+
+    transformers unpacks such a file unless it has kernels for its integers, and marks the model as quantized even so.
+    """
+    owners: dict[int, Any] = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
+    marked = [c for c in owners.values() if quant_method(c) == "gguf"]
+    if not marked or not all(p.is_floating_point() for p in model.parameters()):
+        return lambda: None
+    before = [(vars(owner), dict(vars(owner))) for owner in (model, *owners.values())]
+    for config in marked:
+        del config.quantization_config
+    plain_(model)
+    names = ("quantization_config", "hf_quantizer", "quantization_method", "is_quantized", "_is_quantized")
+
+    def put_back() -> None:
+        for now, old in before:
+            now.update({name: old[name] for name in names if name in old})
+
+    return put_back
+
+
+def quant_method(config: PretrainedConfig) -> str | None:
+    """The method by which a model is quantized, according to its configuration."""
+    found = getattr(config, "quantization_config", None)
+    method = None if found is None else dict(found).get("quant_method")
+    return None if method is None else str(getattr(method, "value", method))
 
 
 def in_memory(ffns: list[FFN]) -> list[FFN]:

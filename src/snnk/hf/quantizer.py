@@ -27,7 +27,7 @@ from snnk.hf.architectures import FFN, Attention, ModelBlock, find_blocks
 from snnk.hf.classify.sites import Pooler, rebuild_pooler_
 from snnk.hf.folders import check_folder, some
 from snnk.hf.low_rank import replace_attention_
-from snnk.hf.models import refuse_keys, refuse_nan, refuse_sizes
+from snnk.hf.models import plain_, refuse_keys, refuse_nan, refuse_sizes
 from snnk.hf.replace import LOW_RANK, METHOD, Entry, SNNKQuantizationConfig, note_, rebuild_
 
 
@@ -78,12 +78,7 @@ class SNNKQuantizer(HfQuantizer):
         self._check(model)
         if self.pooler is not None and not self.pooler.fits:
             note_(self.pooler.configs, None, None)  # the file's head is not part of this model
-        # otherwise transformers would refuse .half(), training and saving, as for a model of integers
-        del model.hf_quantizer, model.quantization_method
-        model.is_quantized = False  # type: ignore[assignment]
-        for module in model.modules():
-            if isinstance(module, PreTrainedModel):
-                module.config._is_quantized = False
+        plain_(model)
         return model
 
     def _listen(self, model: PreTrainedModel) -> None:

@@ -4,12 +4,15 @@ import math
 
 import pytest
 import torch
+import transformers as hf
 
+from snnk.hf import compress_, plan
 from snnk.hf.compression import causal
 from snnk.hf.compression.agreement import compare, outputs_of
 from snnk.hf.compression.causal import NEXT, is_causal, next_tokens
 
 from helpers.architectures import perturb_
+from helpers.compression import some_batches
 from helpers.heads import make
 
 IDS = torch.tensor([[2, 5, 6, 7, 8], [2, 8, 0, 0, 0], [0, 0, 2, 9, 10], [2, 0, 0, 0, 0]])
@@ -75,3 +78,47 @@ def test_logits_of_few_sequences_are_in_memory(monkeypatch):
     hook.remove()
     assert seen == [(2, 5, 43), (2, 5, 43)]
     torch.testing.assert_close(found, wanted)
+
+
+def mark_as_gguf_(model):
+    """What transformers leaves on a model that it has read from a GGUF file, also if it has unpacked the weights."""
+    from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
+    from transformers.utils.quantization_config import GgufConfig
+
+    model.config.quantization_config = GgufConfig(gguf_file="model.gguf")
+    model.config._is_quantized = model.is_quantized = True
+    model.quantization_method = model.config.quantization_config.quant_method
+    model.hf_quantizer = GgufHfQuantizer(model.config.quantization_config)
+    return model
+
+
+def test_a_model_from_gguf_is_compressed_and_saved(tmp_path):
+    model = mark_as_gguf_(make("LlamaForCausalLM"))
+    with pytest.raises(ValueError, match="not serializable"):
+        model.save_pretrained(tmp_path)
+    compress_(model, plan(model, keep=0.5), some_batches("llama"), refine=0)
+    model.save_pretrained(tmp_path)
+    loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(loaded(**BATCH).logits, model(**BATCH).logits)
+    assert model.half().dtype == torch.float16
+
+
+def test_a_model_from_gguf_stays_as_it_was_after_an_error():
+    model = mark_as_gguf_(make("LlamaForCausalLM"))
+    config, quantizer = model.config.quantization_config, model.hf_quantizer
+
+    def stop(what, done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compress_(model, plan(model, keep=0.5), some_batches("llama"), refine=0, progress=stop)
+    assert model.config.quantization_config is config and model.hf_quantizer is quantizer
+    assert model.is_quantized and model.config._is_quantized and model.quantization_method == config.quant_method
+
+
+def test_integers_of_a_gguf_file_are_refused():
+    model = mark_as_gguf_(make("LlamaForCausalLM"))
+    model.packed = torch.nn.Parameter(torch.zeros(3, dtype=torch.uint8), requires_grad=False)
+    with pytest.raises(ValueError, match="quantized already"):
+        compress_(model, plan(model, keep=0.5), some_batches("llama"), refine=0)

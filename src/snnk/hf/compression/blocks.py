@@ -26,7 +26,7 @@ from snnk.hf.compression.distill import recover_
 from snnk.hf.compression.ffn import fit, make_tokens, unknowns
 from snnk.hf.compression.planning import KEPT, Plan, at_least_zero, enough
 from snnk.hf.cost import stored
-from snnk.hf.models import Batch, check_batches, evaluating, place
+from snnk.hf.models import Batch, check_batches, evaluating, place, without_gguf_
 from snnk.hf.record import ActivationCache, Observation, flat, hold_out, observe
 from snnk.hf.replace import Replacement
 
@@ -128,6 +128,7 @@ def compress_(
     reports: list[BlockReport] = []
     replacements: list[Replacement] = []
     with ExitStack() as undo, evaluating(model), torch.no_grad():
+        undo.callback(without_gguf_(model))
         training, held, tokens = _divide(model, ffns, batches, max_tokens)
         enough(tokens[0], max(unknowns(ffn, by_name[ffn.name]) for ffn in ffns))
         teacher = (original or copy.deepcopy(model)) if recover else None
