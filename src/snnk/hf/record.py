@@ -105,6 +105,30 @@ class _Seen(Exception):
     """The block has been seen; the rest of the forward pass is not needed."""
 
 
+def run_to(layer: nn.Module, model: PreTrainedModel, batch: Batch) -> None:
+    """Run a model through one of its layers and no further: time and memory do not grow with a vocabulary behind it.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=9))
+        >>> names = {"first layer": model.transformer.h[0], "second": model.transformer.h[1], "head": model.lm_head}
+        >>> with recording(names, lambda name, x, y: print(name)):
+        ...     run_to(model.transformer.h[0], model, {"input_ids": torch.zeros(2, 5, dtype=torch.long)})
+        first layer
+    """
+
+    def stop(*_: Any) -> None:
+        raise _Seen
+
+    handle = layer.register_forward_hook(stop)  # behind the hooks that the layer has
+    try:
+        model(**place(batch, model))
+    except _Seen:
+        pass
+    finally:
+        handle.remove()
+
+
 class ActivationCache:
     """Batches inside a model, kept as the inputs of the layer that they have come to.
 

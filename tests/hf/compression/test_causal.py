@@ -122,3 +122,32 @@ def test_integers_of_a_gguf_file_are_refused():
     model.packed = torch.nn.Parameter(torch.zeros(3, dtype=torch.uint8), requires_grad=False)
     with pytest.raises(ValueError, match="quantized already"):
         compress_(model, plan(model, keep=0.5), some_batches("llama"), refine=0)
+
+
+def test_the_fit_computes_no_logits():
+    """Neither the plan nor the fit runs the head; the held-out batch does, once before and once after."""
+    model, rows = make("LlamaForCausalLM"), []
+    model.lm_head.register_forward_hook(lambda _, args, out: rows.append(len(out)))
+    batches = some_batches("llama")
+    chosen = plan(model, keep=0.5, batches=batches)
+    assert rows == []
+    compress_(model, chosen, batches, refine=10)
+    assert rows == 2 * [len(batches[9]["input_ids"])]
+
+
+def test_generation_with_a_cache_after_compression():
+    model = make("LlamaForCausalLM")
+    compress_(model, plan(model, keep=0.5), some_batches("llama"), refine=10)
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    texts = {name: x[[0, 2]] for name, x in BATCH.items()}  # padding, if any, on the left
+    cached, plain = (model.generate(**texts, use_cache=cache, **options) for cache in (True, False))
+    assert cached.shape == (2, 13) and torch.equal(cached, plain)
+    ids, with_cache = texts["input_ids"][:1], None
+    with torch.no_grad():
+        whole = model(input_ids=ids).logits
+        steps = []
+        for t in range(ids.shape[1]):
+            out = model(input_ids=ids[:, t : t + 1], past_key_values=with_cache, use_cache=True)
+            with_cache = out.past_key_values
+            steps.append(out.logits)
+    torch.testing.assert_close(torch.cat(steps, 1), whole, atol=1e-5, rtol=1e-4)

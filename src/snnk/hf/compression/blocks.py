@@ -26,8 +26,8 @@ from snnk.hf.compression.distill import recover_
 from snnk.hf.compression.ffn import fit, make_tokens, unknowns
 from snnk.hf.compression.planning import KEPT, Plan, at_least_zero, enough
 from snnk.hf.cost import stored
-from snnk.hf.models import Batch, check_batches, evaluating, place, without_gguf_
-from snnk.hf.record import ActivationCache, Observation, flat, hold_out, observe
+from snnk.hf.models import Batch, check_batches, evaluating, without_gguf_
+from snnk.hf.record import ActivationCache, Observation, flat, hold_out, observe, run_to
 from snnk.hf.replace import Replacement
 
 Progress = Callable[[str, int, int], None]  # gets the step, the number of blocks done, and that of all blocks
@@ -200,8 +200,8 @@ def _streams(model: PreTrainedModel, ffns: list[FFN], batches: list[Batch]) -> d
         found[ffn.name].append(flat(seen.sum, batch))
 
     with observe(ffns, note):
-        for batch in batches:
-            model(**place(batch, model))
+        for batch in batches if ffns else []:
+            run_to(ffns[-1].block, model, batch)
     return found
 
 

@@ -27,8 +27,8 @@ from transformers.pytorch_utils import Conv1D
 from snnk import _checks, _io
 from snnk.hf.architectures import FFN, choose_layers, find_ffns
 from snnk.hf.cost import stored
-from snnk.hf.models import Batch, check_batches, evaluating, in_memory, place
-from snnk.hf.record import Observation, flat, observe
+from snnk.hf.models import Batch, check_batches, evaluating, in_memory
+from snnk.hf.record import Observation, flat, observe, run_to
 from snnk.hf.replace import cost_after
 from snnk.maps import RANDOM_MAPS, make_feature_map
 from snnk.ridge.atoms import choose_atoms
@@ -233,7 +233,7 @@ def sums(ffns: list[FFN], model: PreTrainedModel, batches: Iterable[Batch]) -> I
 
     with evaluating(model), torch.no_grad(), observe(ffns, add):
         for batch in check_batches(batches):
-            model(**place(batch, model))
+            run_to(ffns[-1].block, model, batch)
     rows = int(next(iter(found.values())).rows.sum())
     if not rows:
         raise ValueError("there are no batches to calibrate with; give at least one")
