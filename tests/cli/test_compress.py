@@ -10,7 +10,7 @@ from snnk.hf.calibration import load_calibration
 
 from helpers.compression import TINY, check_page
 from helpers.heads import make
-from helpers.texts import make_images, make_tokenizer, save
+from helpers.texts import make_english, make_images, make_tokenizer, save
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -275,6 +275,26 @@ def test_nothing_is_left_when_it_fails(run, bert, texts, tmp_path, monkeypatch, 
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+def test_without_calibration_the_general_text_is_used_and_named(run, tmp_path):
+    tokenizer = make_english()
+    model = transformers.BertModel(transformers.BertConfig(**{**TINY, "vocab_size": len(tokenizer)}))
+    folder = save(model, tmp_path / "english", tokenizer)
+    code, out, err = run("compress", folder, "--keep", 0.5, "--refine", 0, "--out", tmp_path / "out")
+    assert code == 0 and err == "" and "general text of snnk" in out
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["calibration"]["file"] == "general text of snnk" and report["calibration"]["count"] > 1000
+    assert "general text of snnk" in (tmp_path / "out" / "README.md").read_text()
+    assert "general text of snnk" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_without_calibration_a_model_of_images_or_of_other_words_is_refused(run, bert, tmp_path):
+    sizes = {**TINY, "image_size": 8, "patch_size": 4}
+    images = save(transformers.ViTModel(transformers.ViTConfig(**sizes)), tmp_path / "vit", ViTImageProcessorPil())
+    for model, message in ((images, "name a folder of images"), (bert, "are unknown to the tokenizer")):
+        assert refused(run("compress", model, "--out", tmp_path / "out"), message)
+        assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -282,6 +302,7 @@ def test_nothing_is_left_when_it_fails(run, bert, texts, tmp_path, monkeypatch, 
         (["--keep", 1.5], "keep must be above 0"),
         (["--keep", "nan"], "keep must be above 0"),
         (["--keep", "x"], "--keep"),
+        (["--keep", 0.0001], "keep 0.0001 would leave next to nothing of each block; the least is 0.01"),
         (["--keep", 0.5, "--target-speedup", 1.5], "give one of keep"),
         (["--target-size", "big"], "target_size must be like"),
         (["--target-size", "1KB"], "cannot be reached"),

@@ -1,21 +1,31 @@
 """A tiny tokenizer, texts and images, and folders of models with them."""
 
+import re
+
 import torch
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from snnk.hf.general import general_texts
+
 WORDS = [f"w{i}" for i in range(40)]
 
 
-def make_tokenizer(**special):
+def make_tokenizer(*, vocabulary=WORDS, **special):
     words = Tokenizer(
-        models.WordLevel({w: i for i, w in enumerate(["[PAD]", "[UNK]", "[CLS]", *WORDS])}, unk_token="[UNK]")
+        models.WordLevel({w: i for i, w in enumerate(["[PAD]", "[UNK]", "[CLS]", *vocabulary])}, unk_token="[UNK]")
     )
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
     special = special or {"pad_token": "[PAD]"}
     return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", model_max_length=64, **special)
+
+
+def make_english():
+    """A tokenizer that knows the words of the general text."""
+    words = re.findall(r"\w+|[^\w\s]+", " ".join(general_texts(3000)))
+    return make_tokenizer(vocabulary=sorted(set(words)))
 
 
 def save(model, folder, processor=None):

@@ -13,7 +13,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from snnk.hf.calibration import _sample, load_calibration
 from snnk.hf.data import read_images
 
-from helpers.texts import WORDS, make_images, make_texts, make_tokenizer
+from helpers.texts import WORDS, make_english, make_images, make_texts, make_tokenizer
 
 
 def in_order(found):
@@ -276,3 +276,26 @@ def test_bad_arguments(tmp_path):
         load_calibration(path, make_tokenizer(), column="x")
     with pytest.raises(ValueError, match="max_length must be a positive integer"):
         load_calibration(path, make_tokenizer(), max_length=0)
+
+
+def test_without_a_file_the_general_text_is_read():
+    tokenizer = make_english()
+    found, again = (load_calibration(None, tokenizer, max_tokens=3000, held_out=40) for _ in range(2))
+    assert found.source == "general text of snnk" and found.column is None and found.held_out.items == 40
+    assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(found, again, strict=True))
+    tokens = sum(int(batch["attention_mask"].sum()) for batch in found)
+    assert 3000 <= tokens < 3500 and "general text of snnk; 40 others" in str(found)
+    used = {
+        tuple(ids[mask.bool()].tolist()) for batch in found for ids, mask in zip(*map(batch.get, KEYS), strict=True)
+    }
+    held = {tuple(tokenizer(text)["input_ids"]) for text in found.held_out.names if not text.endswith("...")}
+    assert len(held) > 30 and not held & used
+
+
+def test_the_general_text_is_refused_where_it_means_nothing():
+    with pytest.raises(ValueError, match="no general calibration for images; name a folder"):
+        load_calibration(None, ViTImageProcessorPil())
+    with pytest.raises(ValueError, match="general text of snnk has no columns; got column 'body'"):
+        load_calibration(None, make_english(), column="body")
+    with pytest.raises(ValueError, match="of the tokens of general text of snnk are unknown to the tokenizer"):
+        load_calibration(None, make_tokenizer())

@@ -20,11 +20,14 @@ EXAMPLES = (
 
 def command(
     model: _options.Model,
-    calibration: Annotated[
-        Path,
-        typer.Option(help=f"Unlabelled inputs: lines of text, {_options.FILES}, or a folder of images."),
-    ],
     out: _options.NewFolder,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"Unlabelled inputs: lines of text, {_options.FILES}, or a folder of images. "
+            "Default: general English text; texts like those in use are better."
+        ),
+    ] = None,
     keep: Annotated[
         float | None, typer.Option(help="Part of the blocks' parameters that stays. Default: 0.25 without a target.")
     ] = None,

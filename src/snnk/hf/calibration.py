@@ -3,7 +3,7 @@
 Texts are sampled and shuffled by a seed, so that a file sorted by topic or length gives a fair sample. The texts of a
 batch then have similar lengths, so that little of it is padding, and the batches are shuffled, as `compress_` holds out
 every tenth to measure the errors of blocks. The outputs of the whole model are measured on other inputs, which
-`compress_` never sees: `held_out` of the result.
+`compress_` never sees: `held_out` of the result. Without a file, the texts are those of general.py.
 """
 
 from __future__ import annotations
@@ -36,10 +36,13 @@ from snnk.hf.data import (
     text_column,
     tokenize,
 )
+from snnk.hf.general import SOURCE as GENERAL
+from snnk.hf.general import general_texts
 
 FEWEST = 10  # inputs, as one in ten is held out
 HELD_OUT = 500  # inputs that are held out beside these, if there are enough
 LONGEST = 200  # characters of a held-out text that are kept, to show them in a report
+SHORT = 8  # tokens of a general text on average, at least
 PARTS = 20  # batches at least, so that more than one is held out
 MAX_TOKENS = 50_000
 MOST_UNKNOWN = 0.5  # largest part of unknown tokens
@@ -82,7 +85,7 @@ class Calibration(list[dict[str, Tensor]]):
 
 
 def load_calibration(
-    path: str | Path,
+    path: str | Path | None,
     processor: PreTrainedTokenizerBase | BaseImageProcessor,
     *,
     column: str | None = None,
@@ -96,7 +99,7 @@ def load_calibration(
 
     Args:
         path: a file of `snnk.hf.data`, such as .jsonl, .csv, .tsv or .parquet; a folder of images; any other file has
-            one text per line.
+            one text per line. None: the general text of snnk, which is English.
         processor: the model's tokenizer or image processor.
         column: column of the texts. Default: the first column of texts, which the result's `column` names.
         max_length: tokens per text; the rest of a longer text is cut off.
@@ -118,33 +121,42 @@ def load_calibration(
         >>> print(found, "in", len(found), "batches like", list(found[0]["input_ids"].shape))
         40 texts of lines.txt in 20 batches like [2, 2]
     """
-    path = Path(path)
+    path = None if path is None else Path(path)
     for value, name in ((max_length, "max_length"), (batch_size, "batch_size"), (max_tokens, "max_tokens")):
         _checks.positive_int(value, name)
     if isinstance(held_out, bool) or not isinstance(held_out, int) or held_out < 0:
         raise ValueError(f"held_out must be an integer of at least 0; got {held_out!r}")
-    if not path.exists():
-        raise FileNotFoundError(f"no calibration file or folder {path}")
     images = "pixel_values" in processor.model_input_names
-    if path.is_dir() != images:
+    if path is None:
+        if images:
+            raise ValueError("there is no general calibration for images; name a folder of images like those in use")
+        if column is not None:
+            raise ValueError(f"the {GENERAL} has no columns; got column {column!r}")
+    elif not path.exists():
+        raise FileNotFoundError(f"no calibration file or folder {path}")
+    elif path.is_dir() != images:
         wanted = "a folder of images" if images else "a file of texts"
         raise ValueError(f"the model is calibrated with {wanted}; {path} is a {'folder' if path.is_dir() else 'file'}")
     generator = random.Random(seed)
     tokenizer = image_processor = cast(Any, processor)
-    if images:
+    if images and path is not None:
         return _images(path, image_processor, batch_size, max_tokens, held_out, generator)
-    texts, column = _texts(path, column)
-    # a text has at least one token, so that more texts than tokens are never needed
-    chosen = _sample((text for text in map(str.strip, texts) if text), max_tokens + held_out, generator)
+    source: str | Path = path or GENERAL
+    if path is None:
+        chosen = general_texts(max_tokens // SHORT + held_out + FEWEST, seed=seed)
+    else:
+        texts, column = _texts(path, column)
+        # a text has at least one token, so that more texts than tokens are never needed
+        chosen = _sample((text for text in map(str.strip, texts) if text), max_tokens + held_out, generator)
     if not chosen:
-        raise ValueError(f"{path} is empty: there is no text in it")
-    _enough(len(chosen), path, "texts")
+        raise ValueError(f"{source} is empty: there is no text in it")
+    _enough(len(chosen), source, "texts")
     length = min(max_length, tokenizer.model_max_length)
     most = len(chosen) - _reserved(len(chosen), held_out)
     rows = _rows(tokenizer, chosen[:most], length, max_tokens, batch_size)
     used, rows = len(rows), [row for row in rows if row["input_ids"]]
-    _enough(len(rows), path, "texts with tokens")
-    _known(rows, path, tokenizer)
+    _enough(len(rows), source, "texts with tokens")
+    _known(rows, source, tokenizer)
     batches = [pad_texts(part, tokenizer) for part in _parts(sorted(rows, key=_length), batch_size)]
     generator.shuffle(batches)
     seen = set(chosen[:used])
@@ -154,13 +166,13 @@ def load_calibration(
     pairs.sort(key=lambda pair: _length(pair[0]))
     held = Calibration(
         [pad_texts([row for row, _ in part], tokenizer) for part in _parts(pairs, batch_size)],
-        path.name,
+        Path(source).name,
         "texts",
         len(pairs),
         column,
         names=[text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..." for _, text in pairs],
     )
-    return Calibration(batches, path.name, "texts", len(rows), column, held_out=held if pairs else None)
+    return Calibration(batches, Path(source).name, "texts", len(rows), column, held_out=held if pairs else None)
 
 
 def _reserved(count: int, held_out: int) -> int:
@@ -198,12 +210,12 @@ def _sample(items: Iterable[T], most: int, generator: random.Random) -> list[T]:
     return chosen
 
 
-def _enough(count: int, path: Path, what: str) -> None:
+def _enough(count: int, path: str | Path, what: str) -> None:
     if count < FEWEST:
         raise ValueError(f"{path} has {count} {what}; at least {FEWEST} are needed, of which one in ten is held out")
 
 
-def _known(rows: list[TokenRow], path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def _known(rows: list[TokenRow], path: str | Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse texts of another language or script than the tokenizer's, and a tokenizer without its vocabulary."""
     unknown = tokenizer.unk_token_id
     names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id")

@@ -29,12 +29,13 @@ from snnk.hf.models import load_model, load_processor, quiet, token_limit
 from snnk.hf.record import hold_out
 
 KEEP = 0.25  # if there is neither `keep` nor a target
+LEAST = 0.01  # of keep: with less, a block is hardly more than a constant
 
 
 @quiet()
 def compress(
     model: str | Path,
-    calibration: str | Path,
+    calibration: str | Path | None = None,
     *,
     out: str | Path,
     keep: float | None = None,
@@ -59,6 +60,7 @@ def compress(
     Args:
         model: folder of a Hugging Face model, also of sentence-transformers, or its name on the hub.
         calibration: unlabelled inputs: a file of texts (lines, .jsonl, .csv, .tsv, .parquet) or a folder of images.
+            Default: the general English text of snnk. Texts like those in use are better; images must be given.
         out: new folder for the compressed model, plan.json, report.json, report.html and a model card.
         keep, target_size, target_speedup, layers, kind: of `snnk.hf.plan`. Default: keep=0.25.
         plan: a plan.json, in place of these options.
@@ -108,8 +110,8 @@ def compress(
         "seed": seed,
     }
     _check(settings)
-    out, calibration = Path(out), Path(calibration)
-    if not calibration.exists():
+    out, calibration = Path(out), None if calibration is None else Path(calibration)
+    if calibration is not None and not calibration.exists():
         raise FileNotFoundError(f"no calibration file or folder {calibration}")
     with _io.locked_output(out) as left:
         _io.check_out(out)  # a run that held the lock may have made it
@@ -126,6 +128,11 @@ def _check(settings: dict[str, Any]) -> None:
         raise ValueError(f"give one of {', '.join(targets)}; got {' and '.join(given)}")
     if settings["keep"] is not None and not 0 < settings["keep"] <= 1:
         raise ValueError(f"keep must be above 0 and at most 1; got {settings['keep']}")
+    if settings["keep"] is not None and settings["keep"] < LEAST:
+        raise ValueError(
+            f"keep {settings['keep']} would leave next to nothing of each block; the least is {LEAST}, and less than "
+            "0.1 rarely pays. To take whole blocks out, use joint with a target_size or target_speedup"
+        )
     others = (settings["layers"], settings["kind"]) != ("all", "atoms") or settings["joint"]
     if settings["plan"] is not None and (given or others):
         raise ValueError("a plan replaces keep, target_size, target_speedup, layers, kind and joint; leave them out")
@@ -150,7 +157,7 @@ def _plan(model: PreTrainedModel, settings: dict[str, Any], batches: Calibration
 
 def _compress(
     model: str,
-    calibration: Path,
+    calibration: Path | None,
     out: Path,
     settings: dict[str, Any],
     say: Callable[[str], None],
