@@ -64,6 +64,7 @@ def command(
     _io.check_out(out)
     _options.require("transformers", extra="hf")
     from snnk.hf import compress
+    from snnk.hf.compression import figures
 
     with bar("blocks") as show:
         found = compress(model, calibration, out=out, say=say, progress=show, **options)
@@ -77,7 +78,12 @@ def command(
             "after": each * speed["compressed_seconds"],
         },
         {"what": "times as fast", "before": 1.0, "after": speed["speedup"]},
-        *({"what": name, "after": value} for name, value in found["agreement"].items()),
     ]
     show_table(found["base_model"], {"what": "", "before": "original", "after": "compressed"}, rows)
+    held = found["held_out"]
+    columns = {str(i): figures.described(part) for i, part in enumerate(held)}
+    lines = [{"what": line.name, **dict(zip(columns, line.values, strict=True))} for line in figures.lines(held)]
+    show_table("agreement with the original, held out", {"what": "", **columns}, lines)
     wrote(out, out / "report.html")
+    if any(part["worst"] for part in held):
+        say("report.json and report.html show the held-out texts that lost most; --no-texts leaves them out")

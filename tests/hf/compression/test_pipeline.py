@@ -126,9 +126,9 @@ def test_texts_are_left_out_on_request(run, bert, many, tmp_path):
 
     command = ["compress", bert, "--calibration", many, "--refine", 0, "--keep", 0.5]
     code, _, _ = run(*command, "--out", tmp_path / "with")
-    assert code == 0 and shown(tmp_path / "with") == {"report.json"}
-    code, _, _ = run(*command, "--no-texts", "--out", tmp_path / "without")
-    assert code == 0 and shown(tmp_path / "without") == set()
+    assert code == 0 and shown(tmp_path / "with") == {"report.json", "report.html"}
+    code, out, _ = run(*command, "--no-texts", "--out", tmp_path / "without")
+    assert code == 0 and shown(tmp_path / "without") == set() and "--no-texts" not in out
     report = json.loads((tmp_path / "without" / "report.json").read_text())
     assert report["held_out"][0]["worst"] == [] and report["held_out"][0]["inputs"] == 90
     assert report["settings"]["texts"] is False

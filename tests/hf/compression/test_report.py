@@ -6,7 +6,9 @@ from transformers import BertConfig, BertModel
 
 from snnk._text import printable
 from snnk.hf import compress_, plan
-from snnk.hf.compression.report import bars, headline, html, latency, model_card
+from snnk.hf.calibration import Calibration
+from snnk.hf.compression.agreement import measure
+from snnk.hf.compression.report import bars, curve, headline, html, latency, model_card
 from snnk.hf.cost import in_turns
 
 from helpers.compression import TINY, check_page
@@ -24,7 +26,9 @@ def stored():
         *done["blocks"][:1],
         {**done["blocks"][1], "kind": "dense", "num_features": None, "refused": True},
     ]
-    agreement = done.pop("agreement")
+    done.pop("agreement")
+    held = Calibration(batches[:2], "b.csv", "texts", 16, names=[f"text <{i}>" for i in range(16)])
+    held_out = [measure(original, model, held)]
     return {
         "base_model": "org/<tiny> & co",
         "model_class": "BertModel",
@@ -32,7 +36,8 @@ def stored():
         "blocks_in_all": 2,
         "bytes": {"original": 4_000_000, "compressed": 1_500_000},
         "latency": latency(original, model, batches, seconds=0.05),
-        "agreement": agreement,
+        "agreement": held_out[0]["figures"],
+        "held_out": held_out,
         "compared": "<means>",
         "calibration": {"file": "a.csv", "kind": "texts", "count": 96, "column": "body"},
         "settings": {"keep": 0.5, "plan": None},
@@ -45,12 +50,45 @@ def stored():
 def test_page(stored):
     found = check_page(html(stored))
     text = " ".join(found.texts)
-    assert found.tags.count("svg") == 3 and text.count("org/<tiny> & co") == 3
+    assert found.tags.count("table") == 7 and text.count("org/<tiny> & co") == 3
     assert "4.0 → 1.5 MB" in text and f"{stored['latency']['speedup']:.2f} ×" in text
     assert f"{stored['agreement']['cosine']:.4f}" in text and "as it was (refused)" in text
     for block in stored["report"]["blocks"]:
         assert f"{block['error']:.4f}" in text and f"{block['parameters']:,}" in text
-    assert "1 of 2 feed-forward blocks" in text and "column body" in text and "<means>" in text
+    assert "1 of 2 blocks" in text and "column body" in text and "<means>" in text
+    (held,) = stored["held_out"]
+    assert held["inputs"] == 16 and "16 texts of b.csv" in text and "cosine, worst of 16" in text
+    for value in (held["figures"]["same nearest"], held["quantiles"]["cosine"]["worst"]):
+        assert f"{value:.4f}" in text
+    assert len(held["worst"]) == 10
+    for case in held["worst"]:
+        assert case["text"] in text and f"{case['value']:.4f}" in text
+    for word in ("held-out error", "multiply-adds", "atoms", "ranks"):
+        assert found.texts.count(word) >= 1
+
+
+def test_page_of_a_classifier_and_of_several_sets(stored):
+    classes = [{"label": "<good>", "count": 1234, "same": 0.875}, {"label": 1, "count": 5, "same": 0.2}]
+    case = {"text": "<b>a text</b>", "value": 1.5, "before": "<good>", "after": 1}
+    (held,) = stored["held_out"]
+    first = {**held, "classes": classes, "worst": [case], "quantiles": {"KL divergence": {"worst": 1.5}}}
+    other = {**held, "name": "general.txt", "inputs": 99, "figures": {"cosine": 0.123456}, "worst": []}
+    found = check_page(html({**stored, "held_out": [first, other]}))
+    text = " ".join(found.texts)
+    assert "1,234 0.8750" in text and "<b>a text</b> <good> 1 1.5000" in text
+    assert "The worst 1 of 16 texts of b.csv" in text and "99 texts of general.txt" in text and "0.1235" in text
+    card = model_card({**stored, "held_out": [first, other]})
+    assert "| | 16 texts of b.csv | 99 texts of general.txt |\n|---|---|---|\n" in card
+    assert (
+        f"| mean cosine to the original | {held['figures']['cosine']:.4f} | 0.1235 |" in card and "a text" not in card
+    )
+
+
+def test_blocks_of_attention(stored):
+    first, second = stored["report"]["blocks"]
+    block = {**first, "kind": "low-rank", "num_features": None, "ranks": [16, 12]}
+    report = {**stored, "report": {**stored["report"], "blocks": [block, second]}}
+    assert "ranks 16 and 12" in check_page(html(report)).texts and "| ranks 16 and 12 |" in model_card(report)
 
 
 def test_card(stored):
@@ -66,7 +104,8 @@ def test_card(stored):
         "language: en",
     ]
     assert "import snnk.hf" in body and 'BertModel.from_pretrained("this folder")' in body
-    assert "96 unlabelled texts (a.csv, column body)" in body and f"cosine {stored['agreement']['cosine']:.4f}" in body
+    assert "96 unlabelled texts (a.csv, column body)" in body
+    assert f"| mean cosine to the original | {stored['agreement']['cosine']:.4f} |" in body
     assert "&" not in model_card({**stored, "base_model": "x", "compared": "y"})
     assert "SentenceTransformer(" in model_card({**stored, "sentence_transformers": True})
     assert "Compared: &lt;means>." in body
@@ -81,6 +120,14 @@ def test_names_from_elsewhere_are_escaped(stored):
         "base_model": evil,
         "calibration": {**stored["calibration"], "file": evil, "column": evil},
         "settings": {"plan": evil},
+        "held_out": [
+            {
+                **stored["held_out"][0],
+                "name": evil,
+                "classes": [{"label": evil, "count": 1, "same": 0.5}],
+                "worst": [{"text": evil, "value": 0.5, "before": evil, "after": evil}],
+            }
+        ],
         "compared": evil,
         "plan": {**stored["plan"], "blocks": [{**stored["plan"]["blocks"][0], "name": evil, "kind": evil}]},
         "report": {**stored["report"], "blocks": [block]},
@@ -91,22 +138,6 @@ def test_names_from_elsewhere_are_escaped(stored):
     assert "<" not in body and body.count("\n# ") == 1 and body.count("`") - body.count("\\`") == 8
     row = next(line for line in body.splitlines() if line.startswith("| &lt;img"))
     assert row.replace("\\|", "").count("|") == 6
-
-
-def test_headline_of_a_classifier(stored):
-    found = dict(headline({**stored, "agreement": {"cosine": 0.9, "KL divergence": 0.1, "same best": 0.75}}))
-    assert found["same best class"] == "0.7500" and "KL divergence" not in found
-
-
-def test_headline_of_single_numbers_and_of_several_outputs(stored):
-    numbers = {"Pearson": 0.9, "Spearman": 0.8, "relative squared error": 0.25}
-    found = dict(headline({**stored, "agreement": numbers}))
-    assert found["correlation with the original"] == "0.9000" and found["squared error over variance"] == "0.2500"
-    assert not any("cosine" in what for what in found)
-    several = {f"{name}: {what}": value for name in ("start", "end") for what, value in numbers.items()}
-    assert dict(headline({**stored, "agreement": several}))["start: correlation with the original"] == "0.9000"
-    page, card = html({**stored, "agreement": several}), model_card({**stored, "agreement": several})
-    assert all(f"{what} {value:.4f}" in text for what, value in several.items() for text in (page, card))
 
 
 def test_seconds_and_speedup_are_one_measurement(monkeypatch):
@@ -141,7 +172,26 @@ def test_latency_takes_turns():
     assert found["speedup"] == found["original_seconds"] / found["compressed_seconds"] > 0
 
 
+def test_headline(stored):
+    found = dict(headline(stored))
+    assert found["stored"] == "4.0 &rarr; 1.5 MB"
+    assert found["cosine, worst of 16"] == f"{stored['held_out'][0]['quantiles']['cosine']['worst']:.4f}"
+
+
 def test_bars_of_nothing_and_above_the_mark():
     assert "nan" not in bars(["a"], [("x", "red", [0.0])], ["-"])
-    wide = bars(["a"], [("x", "red", [2.0])], ["2"], full=1)
-    assert 'width="530.0"' in wide and 'x1="455.0"' in wide
+    wide = bars(["a", "b"], [("x", "red", [2.0, 0.5])], ["2", "0.5"], full=1)
+    assert "width: 100.00%" in wide and "width: 25.00%" in wide and "left: calc(50.00% - 1px)" in wide
+    low = bars(["a"], [("x", "red", [0.25])], ["0.25"], full=1)  # not to the largest
+    assert "width: 25.00%" in low and "left: calc(100.00% - 1px)" in low
+
+
+def test_bars_have_their_values_as_text():
+    found = check_page(bars(["<a>"], [("<before>", "red", [4.0]), ("after", "blue", [1.0])], ["1 of 4"]))
+    assert {"<a>", "1 of 4", " after"} <= set(found.texts) and any("<before>" in text for text in found.texts)
+
+
+def test_a_curve_is_described():
+    assert 'aria-label="a &lt; b from 0.4000 to 0.1000, in 20 steps"' in curve(
+        [("a < b", "blue", [(0, 0.4), (20, 0.1)])], "steps"
+    )

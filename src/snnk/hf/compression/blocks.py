@@ -74,11 +74,11 @@ class CompressionReport:
             lines.append(f"{b.name:<22}{what:<14}{sizes:>24}{error:>16}{'  refused' if b.refused else ''}")
         whole = f"{self.model_parameters_before:,} -> {self.model_parameters:,} parameters"
         lines.append(f"whole model: {whole}, {self.model_parameters / self.model_parameters_before:.3f}")
+        agreed = ", ".join(f"{name} {value:.4f}" for name, value in self.agreement.items())
         lines.append(
-            f"{self.tokens:,} tokens in {self.seconds:.0f} s; on {self.held_out_tokens:,} held-out tokens, against the "
-            "original: " + ", ".join(f"{name} {value:.4f}" for name, value in self.agreement.items())
+            f"fitted to {self.tokens:,} tokens in {self.seconds:.0f} s; errors are on {self.held_out_tokens:,} others"
         )
-        return "\n".join(lines)
+        return "\n".join([*lines, f"on these, against the original: {agreed}"] if agreed else lines)
 
 
 def compress_(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -193,7 +194,7 @@ def _compress(
     original = copy.deepcopy(network)
     options = {name: settings[name] for name in ("refine", "max_error", "recover", "seed")}
     done = compress_(network, plan, batches, progress=progress, original=original, **options)
-    say(str(done))
+    say(str(replace(done, agreement={})))  # it is measured on more inputs below
     progress("comparing outputs", blocks, blocks)
     sets = [measure(original, network, held, pooling=pooling, texts=settings["texts"])]
     for figures in (done.agreement, *(found["figures"] for found in sets)):

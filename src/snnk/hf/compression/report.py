@@ -1,6 +1,7 @@
 """The report on a compressed model: a page with pictures, a model card, and the measured latency.
 
-Page and card are made from report.json alone. The page is one file that loads nothing else; its pictures are SVG.
+Page and card are made from report.json alone. The page is one file that loads nothing else. Its bars are cells of
+tables, with their names and values as text, so that they can be read aloud, copied, and read on a narrow screen.
 """
 
 from __future__ import annotations
@@ -16,29 +17,55 @@ from transformers import PreTrainedModel
 
 from snnk._text import html as escape
 from snnk._text import markdown, printable
+from snnk.hf.compression import figures
 from snnk.hf.compression.planning import KEPT
 from snnk.hf.cost import counting_mode, in_turns
 from snnk.hf.models import Batch, place
 
 FORMAT = "snnk.CompressReport/1"
 SECONDS = 4.0  # approximate duration of the measurement of latency
-OLD, NEW, GREY = "#b9c0cb", "#1f6fb2", "#5b6472"
-FIGURES = (  # measures of agreement in order of preference: one of each row is shown in the headline
-    {
-        "cosine": "mean cosine to the original",
-        "Pearson": "correlation with the original",
-        "original perplexity": "perplexity of the original, held out",
-    },
-    {
-        "perplexity": "perplexity, held out",
-        "same best": "same best class",
-        "rank agreement": "rank agreement",
-        "relative squared error": "squared error over variance",
-        "KL divergence": "KL divergence",
-    },
-    {"same next token": "same next token as the original"},
-)
+OLD, NEW, GREY = "var(--old)", "var(--new)", "var(--grey)"  # colours of STYLE, which has others for dark screens
 CARRIED = ("license", "license_name", "license_link", "language", "pipeline_tag")  # from the original's card
+STYLE = """
+:root { color-scheme: light dark; --text: #1c2430; --back: #fff; --line: #d8dde4; --grey: #5b6472; --old: #b9c0cb;
+  --new: #1f6fb2 }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e6e9ee; --back: #14181f; --line: #39414d; --grey: #a3acba; --old: #5b6472; --new: #5fa8e6 } }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); max-width: 960px;
+  margin: 2em auto; padding: 0 1em; overflow-wrap: break-word }
+h2 { margin-top: 1.8em; font-size: 1.2em } dt { font-weight: bold } dd { margin: 0 0 .5em }
+.cards { display: flex; flex-wrap: wrap; gap: 1em; margin: 1.5em 0 }
+.cards div { flex: 1 1 150px; border: 1px solid var(--line); border-radius: 8px; padding: .8em 1em }
+.cards b { display: block; font-size: 1.35em } .cards span, small, caption { color: var(--grey) }
+.wide { overflow-x: auto } .wide svg { min-width: 640px; width: 100%; height: auto }
+table { border-collapse: collapse; width: 100%; font-size: .9em; font-variant-numeric: tabular-nums }
+caption { text-align: left; padding-bottom: .4em } small { display: block }
+th, td { text-align: right; padding: .3em .6em; border-bottom: 1px solid var(--line); font-weight: normal }
+thead th { font-weight: bold; vertical-align: bottom }
+thead th, .text { overflow-wrap: anywhere } th:first-child, td:first-child, .left { text-align: left }
+.blocks th, .blocks td { white-space: nowrap }
+.bars th, .bars td { border: 0; padding: .1em .4em; width: 1% } .bars td:nth-child(2) { width: 98% }
+.bars td:last-child { text-align: left; white-space: nowrap; color: var(--grey) } .bars th { white-space: nowrap }
+.track { position: relative; border-left: 1px solid var(--grey) }
+.track i, .key { display: block; height: .8em; print-color-adjust: exact } .key { display: inline-block; width: .8em }
+.track u { position: absolute; top: 0; bottom: 0; border-left: 2px dashed var(--grey) }
+@media (max-width: 600px) { .bars tr { display: grid; grid-template-columns: 1fr 6.5em } .bars td { width: auto }
+  .bars th { grid-column: 1 / 3; white-space: normal; width: auto } .bars td:last-child { white-space: normal } }
+"""
+ONE = "compressed; the dashed line is the original"
+WORDS = {  # of the page
+    "block": "A part of a layer: its feed-forward block or its attention block.",
+    "atoms": "The neurons of a feed-forward block that were kept, moved and refitted.",
+    "ranks": "Numbers per head of an attention block that are left: of its queries and keys, and of its values.",
+    "parameters": "Numbers that the model stores.",
+    "multiply-adds": "Multiplications with an addition per token, which most of the time goes into.",
+    "held-out error": "Squared error of a block over the variance of its target, which is what it must add to restore "
+    "the original's residual stream (the vector per token that each block adds to). It is measured on calibration "
+    "inputs that the block was not fitted to: 0 is exact, and 1 is as wrong as a constant.",
+    "predicted error": "The same error, as the plan expected it.",
+    "held-out inputs": "Texts or images that nothing was fitted to. All figures of agreement are measured on them, "
+    "without labels, against the original's outputs.",
+}
 
 
 def latency(
@@ -79,45 +106,42 @@ def html(report: Mapping[str, Any]) -> str:
     blocks = report["report"]["blocks"]
     planned = {block["name"]: block for block in report["plan"]["blocks"]}
     names = [block["name"] for block in blocks]
-    before = [planned[b["name"]]["parameters_before"] for b in blocks]
-    after = [b["parameters"] for b in blocks]
+    before = [block["parameters_before"] for block in blocks]
+    after = [block["parameters"] for block in blocks]
     left = [f"{a:,} of {b:,}" for a, b in zip(after, before, strict=True)]
-    errors = [b["error"] or 0.0 for b in blocks]
+    errors = [block["error"] or 0.0 for block in blocks]
     cards = "".join(f"<div><b>{value}</b><span>{escape(what)}</span></div>" for what, value in headline(report))
-    rows = "".join(_row(b, planned[b["name"]]) for b in blocks)
     whole = _whole(report)
-    overall = bars([w[0] for w in whole], [("compressed", NEW, [w[1] for w in whole])], [w[2] for w in whole], 1)
+    overall = bars([w[0] for w in whole], [(ONE, NEW, [w[1] for w in whole])], [w[2] for w in whole], 1)
+    facts = "".join(
+        f'<tr><th scope="row">{escape(key)}</th><td class="left">{escape(value)}</td></tr>\n'
+        for key, value in _facts(report).items()
+    )
+    table = [
+        *("block", "is now", "parameters before", "after", "multiply-adds before", "after", "predicted error"),
+        *("held-out error", "seconds"),
+    ]
     return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(report["base_model"])}, compressed by snnk</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; color: #1c2430; max-width: 960px; margin: 2em auto; padding: 0 1em }}
-.cards {{ display: flex; flex-wrap: wrap; gap: 1em; margin: 1.5em 0 }}
-.cards div {{ flex: 1 1 170px; border: 1px solid #d8dde4; border-radius: 8px; padding: .8em 1em }}
-.cards b {{ display: block; font-size: 1.35em }} .cards span {{ color: {GREY} }}
-table {{ border-collapse: collapse; width: 100%; font-size: .9em; font-variant-numeric: tabular-nums }}
-th, td {{ text-align: right; padding: .3em .6em; border-bottom: 1px solid #e4e8ed }}
-th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) {{ text-align: left }}
-table.blocks td {{ white-space: nowrap }}
-svg {{ width: 100%; height: auto }} h2 {{ margin-top: 1.8em; font-size: 1.15em }}
-</style></head><body>
+<style>{STYLE}</style></head><body>
 <h1>{escape(report["base_model"])}, compressed</h1>
 <p>{escape(_sentence(report))}</p>
 <div class="cards">{cards}</div>
-<h2>The whole model, in parts of the original (dashed)</h2>
+{_lost(report)}
+<h2>The whole model, in parts of the original</h2>
 {overall}
 <h2>Parameters of each block</h2>
 {bars(names, [("before", OLD, before), ("after", NEW, after)], left)}
 <h2>Held-out error of each block</h2>
-<p>Squared error over the variance of the target, which is what the block must add to restore the original's residual
-stream.</p>
-{bars(names, [("held-out error", NEW, errors)], [_error(b) for b in blocks])}
+{bars(names, [("error; the dashed line is 1, the error of a constant", NEW, errors)], [_error(b) for b in blocks], 1)}
 <h2>Blocks</h2>
-<table class="blocks"><tr><th>block</th><th>is now</th><th>parameters before</th><th>after</th>
-<th>multiply-adds before</th><th>after</th><th>predicted error</th><th>held-out error</th><th>seconds</th></tr>
-{rows}</table>
+<div class="wide" tabindex="0" role="region" aria-label="blocks"><table class="blocks">{_head(table)}<tbody>
+{"".join(_row(block, planned[block["name"]]) for block in blocks)}</tbody></table></div>
 <h2>How it was made</h2>
-<table>{"".join(f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in _facts(report).items())}</table>
+<table>{facts}</table>
+<h2>Words on this page</h2>
+<dl>{"".join(f"<dt>{word}</dt><dd>{meaning}</dd>" for word, meaning in WORDS.items())}</dl>
 </body></html>
 """
 
@@ -125,17 +149,65 @@ stream.</p>
 def headline(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(description, figure) of size, speed and agreement, for the first row of the page."""
     size, speed = report["bytes"], report["latency"]
-    found = [
+    return [
         ("stored", f"{size['original'] / 1e6:.1f} &rarr; {size['compressed'] / 1e6:.1f} MB"),
         (f"as fast, {speed['threads']} thread(s)", f"{speed['speedup']:.2f} &times;"),
+        *((what, figures.shown(value)) for what, value in figures.headline(report["held_out"][0])),
     ]
-    agreed = report["agreement"]
-    first = {figure.rpartition(": ")[2]: figure for figure in reversed(agreed)}  # the first of several outputs
-    for row in FIGURES:
-        name = next((name for name in row if name in first), None)
-        if name is not None:
-            found.append((first[name].removesuffix(name) + row[name], f"{agreed[first[name]]:.4f}"))
-    return found
+
+
+def _lost(report: Mapping[str, Any]) -> str:
+    """Figures of agreement of all sets of held-out inputs, each class, and the inputs that lost most."""
+    sets = report["held_out"]
+    titles = [figures.described(held) for held in sets]
+    rows = "".join(
+        f'<tr><th scope="row">{escape(line.name)}'
+        + (f"<small>{escape(line.meaning)}</small></th>" if line.meaning else "</th>")
+        + "".join(f"<td>{figures.shown(value)}</td>" for value in line.values)
+        + "</tr>\n"
+        for line in figures.lines(sets)
+    )
+    parts = [
+        f"""<h2>What was lost</h2>
+<p>Both models were run on inputs that nothing was fitted to. Compared: {escape(report["compared"])}.</p>
+<table>{_head(["agreement with the original", *titles])}<tbody>
+{rows}</tbody></table>
+"""
+    ]
+    for held, title in zip(sets, titles, strict=True):
+        if held["classes"]:
+            rows = "".join(
+                f'<tr><th scope="row">{escape(c["label"])}</th><td>{c["count"]:,}</td>'
+                f"<td>{figures.shown(c['same'])}</td></tr>\n"
+                for c in held["classes"]
+            )
+            head = _head(["class", "predicted by the original", "part of these with the same prediction"])
+            parts.append(f"<h3>Each class, {escape(title)}</h3>\n<table>{head}<tbody>\n{rows}</tbody></table>\n")
+        if held["worst"]:
+            parts.append(f"<h3>The worst {len(held['worst'])} of {escape(title)}</h3>\n{_worst(held)}")
+    return "".join(parts)
+
+
+def _worst(held: Mapping[str, Any]) -> str:
+    both = any(case["before"] is not None for case in held["worst"])
+    rows = "".join(
+        f'<tr><td class="text">{escape(case["text"])}</td>'
+        + (f"<td>{_output(case['before'])}</td><td>{_output(case['after'])}</td>" if both else "")
+        + f"<td>{figures.shown(case['value'])}</td></tr>\n"
+        for case in held["worst"]
+    )
+    outputs = ["original", "compressed"] if both else []
+    return f"<table>{_head(['input', *outputs, figures.measure_of(held)])}<tbody>\n{rows}</tbody></table>\n"
+
+
+def _head(cells: Iterable[str]) -> str:
+    found = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in cells)
+    return f"<thead><tr>{found}</tr></thead>"
+
+
+def _output(value: str | float | None) -> str:
+    """A class, by name or number, or a single number."""
+    return figures.shown(value) if value is None or isinstance(value, float) else escape(value)
 
 
 def bars(
@@ -144,40 +216,34 @@ def bars(
     labels: Sequence[str],
     full: float | None = None,
 ) -> str:
-    """An SVG of horizontal bars: per name, one bar for each series (title, colour, values), and a label at the last.
+    """A table of horizontal bars: per name, one bar for each series (title, colour, values), and a label.
+
+    Args:
+        names: of the rows.
+        series: the bars; their titles are shown above.
+        labels: the text behind the bars of each row, which has the values for those who do not see the bars.
+        full: a value that is marked by a dashed line, and that the bars do not end before. Default: the largest value.
 
     Example:
-        >>> bars(["a"], [("before", "grey", [4.0]), ("after", "blue", [1.0])], ["1"]).count("<rect")
-        4
+        >>> bars(["a"], [("before", "grey", [4.0]), ("after", "blue", [1.0])], ["1"]).count("<i ")
+        2
     """
-    left, right, thick, gap = 190, 720, 14, 10
-    most = full or max((v for _, _, values in series for v in values), default=0.0) or 1.0
-    most = max(most, *(v for _, _, values in series for v in values), 1e-30)
-    step = thick * len(series) + gap
-    height = 26 + step * len(names)
-    parts = [f'<svg viewBox="0 0 900 {height}" role="img" font-family="sans-serif" font-size="13">']
-    for i, (title, colour, _) in enumerate(series):
-        x = left + 130 * i
-        parts.append(f'<rect x="{x}" y="3" width="12" height="12" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 17}" y="14" fill="{GREY}">{escape(title)}</text>')
-    if full is not None:
-        mark = left + (right - left) * full / most
-        parts.append(
-            f'<line x1="{mark:.1f}" x2="{mark:.1f}" y1="20" y2="{height}" stroke="{OLD}" stroke-dasharray="4 3"/>'
+    most = max([full or 0.0, 1e-30, *(v for _, _, values in series for v in values)])
+    keys = " &nbsp; ".join(
+        f'<span class="key" style="background: {c}"></span> {escape(title)}' for title, c, _ in series
+    )
+    mark = "" if full is None else f'<u style="left: calc({100 * full / most:.2f}% - 1px)"></u>'
+    rows = []
+    for row, (name, label) in enumerate(zip(names, labels, strict=True)):
+        drawn = "".join(
+            f'<i style="width: {100 * values[row] / most:.2f}%; background: {colour}"></i>'
+            for _, colour, values in series
         )
-    for row, name in enumerate(names):
-        top = 26 + step * row
-        parts.append(
-            f'<text x="{left - 8}" y="{top + step / 2:.1f}" text-anchor="end" fill="#1c2430">{escape(name)}</text>'
+        rows.append(
+            f'<tr><th scope="row">{escape(name)}</th><td aria-hidden="true"><div class="track">{drawn}{mark}</div></td>'
+            f"<td>{escape(label)}</td></tr>\n"
         )
-        for i, (_, colour, values) in enumerate(series):
-            width = (right - left) * values[row] / most
-            y = top + thick * i
-            parts.append(f'<rect x="{left}" y="{y}" width="{width:.1f}" height="{thick - 1}" fill="{colour}"/>')
-        end = left + (right - left) * series[-1][2][row] / most
-        y = top + thick * len(series) - 3
-        parts.append(f'<text x="{end + 6:.1f}" y="{y}" fill="{GREY}">{escape(labels[row])}</text>')
-    return "".join([*parts, "</svg>"])
+    return f'<table class="bars"><caption>{keys}</caption><tbody>\n{"".join(rows)}</tbody></table>'
 
 
 def curve(series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], unit: str) -> str:
@@ -195,7 +261,12 @@ def curve(series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], unit
     points = [point for *_, found in series for point in found]
     last = max((x for x, _ in points), default=0) or 1
     most = max((y for _, y in points), default=0) or 1
-    parts = ['<svg viewBox="0 0 900 250" role="img" font-family="sans-serif" font-size="13">']
+    ends = [f"{title} from {found[0][1]:.4f} to {found[-1][1]:.4f}" for title, _, found in series if found]
+    what = f"{'; '.join(ends)}, in {last:,.0f} {unit}"
+    parts = [
+        f'<div class="wide"><svg viewBox="0 0 900 250" role="img" aria-label="{escape(what)}" '
+        'font-family="sans-serif" font-size="15">'
+    ]
     for part in (0, 0.5, 1):  # lines of equal height, and their values
         y = bottom - (bottom - top) * part
         parts.append(f'<line x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="{OLD}" stroke-width="0.5"/>')
@@ -213,7 +284,7 @@ def curve(series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], unit
         if at:
             x, y = at[-1]
             parts.append(f'<text x="{x + 6:.1f}" y="{y + 4:.1f}" fill="{colour}">{found[-1][1]:.4f}</text>')
-    return "".join([*parts, "</svg>"])
+    return "".join([*parts, "</svg></div>"])
 
 
 def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
@@ -222,7 +293,7 @@ def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
     library = "sentence-transformers" if report["sentence_transformers"] else "transformers"
     front = {"base_model": printable(report["base_model"]), "library_name": library, "tags": ["snnk", "compressed"]}
     yaml = [f"{key}: {json.dumps(value)}" for key, value in front.items()] + card  # JSON is YAML
-    figures = [f"| {markdown(what)} | {unescape(value)} |" for what, value in headline(report)]
+    measured = [f"| {markdown(what)} | {unescape(value)} |" for what, value in headline(report)]
     blocks = [
         f"| {markdown(b['name'])} | {markdown(_what(b))} | {b['parameters_before']:,} | {b['parameters']:,} | "
         f"{_error(b)} |"
@@ -234,7 +305,10 @@ def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
         else f"from transformers import {report['model_class']}\n\n"
         f'model = {report["model_class"]}.from_pretrained("this folder")'
     )
-    agreed = ", ".join(f"{name} {value:.4f}" for name, value in report["agreement"].items())
+    sets = report["held_out"]
+    agreed = [
+        f"| {markdown(line.name)} | {' | '.join(map(figures.shown, line.values))} |" for line in figures.lines(sets)
+    ]
     lines = "\n".join
     return f"""---
 {lines(yaml)}
@@ -246,7 +320,7 @@ def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
 
 | measured | |
 |---|---|
-{lines(figures)}
+{lines(measured)}
 
 ## How to load it
 
@@ -268,11 +342,16 @@ original's residual stream.
 
 ## Calibration data and measured loss
 
-Fitted to {markdown(_calibration(report))}. On {report["report"]["held_out_tokens"]:,} held-out tokens of the same data,
-against the original: {markdown(agreed)}. Compared: {markdown(report["compared"])}. Measure the loss on your own task
-before you rely on it.
+Fitted to {markdown(_calibration(report))}. Agreement with the original, on inputs that nothing was fitted to, without
+labels:
 
-report.html shows pictures, report.json has all figures, and plan.json has the plan.
+| | {" | ".join(markdown(figures.described(held)) for held in sets)} |
+|---|{"---|" * len(sets)}
+{lines(agreed)}
+
+Compared: {markdown(report["compared"])}. Measure the loss on your own task before you rely on it.
+
+report.html explains the figures and shows pictures, report.json has all figures, and plan.json has the plan.
 """
 
 
@@ -288,9 +367,8 @@ def _sentence(report: Mapping[str, Any]) -> str:
     blocks = report["report"]["blocks"]
     changed = [b for b in blocks if b["kind"] != KEPT]
     return (
-        f"{len(changed)} of {report['blocks_in_all']} feed-forward blocks of {report['base_model']} "
-        f"({report['model_class']}) were replaced by fewer features, fitted to {_calibration(report)}, "
-        f"by snnk {report['versions']['snnk']}."
+        f"{len(changed)} of {report['blocks_in_all']} blocks of {report['base_model']} ({report['model_class']}) were "
+        f"replaced by smaller ones, fitted to {_calibration(report)}, by snnk {report['versions']['snnk']}."
     )
 
 
@@ -319,8 +397,9 @@ def _row(done: Mapping[str, Any], planned: Mapping[str, Any]) -> str:
     work = planned["multiply_adds_before"] if done["refused"] else planned["multiply_adds"]
     predicted = "" if planned["predicted_error"] is None else f"{planned['predicted_error']:.4f}"
     numbers = [done["parameters_before"], done["parameters"], planned["multiply_adds_before"], work]
-    cells = [escape(done["name"]), escape(_what(done)), *(f"{n:,}" for n in numbers), predicted, _error(done)]
-    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in [*cells, f"{done['seconds']:.1f}"]) + "</tr>\n"
+    cells = [*(f"{n:,}" for n in numbers), predicted, _error(done), f"{done['seconds']:.1f}"]
+    first = f'<th scope="row">{escape(done["name"])}</th><td class="left">{escape(_what(done))}</td>'
+    return f"<tr>{first}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>\n"
 
 
 def _what(block: Mapping[str, Any]) -> str:
@@ -328,6 +407,8 @@ def _what(block: Mapping[str, Any]) -> str:
         return "as it was (refused)"
     if block["kind"] == KEPT:
         return "as it was"
+    if block.get("ranks") is not None:  # of attention
+        return f"ranks {block['ranks'][0]} and {block['ranks'][1]}"
     return str(block["kind"]) if block["num_features"] is None else f"{block['num_features']} {block['kind']}"
 
 
@@ -339,9 +420,8 @@ def _facts(report: Mapping[str, Any]) -> dict[str, str]:
     speed = report["latency"]
     return {
         "calibration": f"{_calibration(report)}, {report['report']['tokens']:,} tokens to fit to, "
-        f"{report['report']['held_out_tokens']:,} held out",
-        "agreement, held out": ", ".join(f"{name} {value:.4f}" for name, value in report["agreement"].items()),
-        "compared": report["compared"],
+        f"{report['report']['held_out_tokens']:,} to measure the errors of blocks",
+        "agreement": f"measured on {' and '.join(map(figures.described, report['held_out']))}",
         "latency": f"{speed['original_seconds']:.4f} s before, {speed['compressed_seconds']:.4f} s after, for "
         f"{speed['batches']} batches; medians of {speed['rounds']} rounds in turns",
         "settings": ", ".join(f"{key} {value}" for key, value in report["settings"].items() if value is not None),
