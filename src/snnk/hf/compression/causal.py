@@ -6,6 +6,9 @@ with the number of texts.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,6 +33,21 @@ def is_causal(model: PreTrainedModel) -> bool:
     return config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or bool(getattr(config, "is_decoder", False))
 
 
+def pieces(model: PreTrainedModel, batch: Batch) -> Iterator[dict[str, Any]]:
+    """The batch in parts of so few texts that the logits of a part fit into MOST_LOGITS."""
+    batch = place(batch, model)
+    ids = batch["input_ids"]
+    size = max(1, MOST_LOGITS // (ids.shape[1] * model.config.get_text_config().vocab_size))
+    for start in range(0, len(ids), size):
+        yield {name: x[start : start + size] for name, x in batch.items()}
+
+
+def following(batch: Batch) -> Tensor:
+    """True for each token that another one follows: (batch, tokens - 1)."""
+    mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+    return mask[:, :-1] & mask[:, 1:]
+
+
 @torch.no_grad()
 def next_tokens(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
     """For each token that another one follows: the surprisal of that one, and the token that the model expects.
@@ -46,18 +64,13 @@ def next_tokens(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
         >>> found.shape, texts.tolist()
         (torch.Size([8, 2]), [0, 0, 0, 0, 1, 1, 1, 1])
     """
-    batch = place(batch, model)
-    ids = batch["input_ids"]
-    mask = batch.get("attention_mask", torch.ones_like(ids)).bool()
-    follows = mask[:, :-1] & mask[:, 1:]
-    size = max(1, MOST_LOGITS // (ids.shape[1] * model.config.get_text_config().vocab_size))
     found = []
-    for start in range(0, len(ids), size):
-        part = slice(start, start + size)
-        logits = model(**{name: x[part] for name, x in batch.items()}).logits[:, :-1][follows[part]].float()
-        surprisal = F.cross_entropy(logits, ids[part, 1:][follows[part]], reduction="none")
+    for part in pieces(model, batch):
+        follows = following(part)
+        logits = model(**part).logits[:, :-1][follows].float()
+        surprisal = F.cross_entropy(logits, part["input_ids"][:, 1:][follows], reduction="none")
         found.append(torch.stack([surprisal, logits.argmax(1).float()], 1))
-    return torch.cat(found), follows.nonzero()[:, 0]
+    return torch.cat(found), following(batch).nonzero()[:, 0]
 
 
 def of_next_tokens(before: Tensor, after: Tensor) -> dict[str, float]:
