@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 
 from snnk.hf import compress_, plan
-from snnk.hf.compression import causal
+from snnk.hf.compression import causal, sensitivity
 from snnk.hf.compression.agreement import compare, outputs_of
 from snnk.hf.compression.causal import NEXT, is_causal, next_tokens
 
@@ -124,13 +124,15 @@ def test_integers_of_a_gguf_file_are_refused():
         compress_(model, plan(model, keep=0.5), some_batches("llama"), refine=0)
 
 
-def test_the_fit_computes_no_logits():
-    """Neither the plan nor the fit runs the head; the held-out batch does, once before and once after."""
+def test_the_fit_computes_no_logits(monkeypatch):
+    """The plan computes those of a few batches, the fit none, and the held-out batch has some before and after."""
     model, rows = make("LlamaForCausalLM"), []
     model.lm_head.register_forward_hook(lambda _, args, out: rows.append(len(out)))
     batches = some_batches("llama")
+    monkeypatch.setattr(sensitivity, "TOKENS", 1)
     chosen = plan(model, keep=0.5, batches=batches)
-    assert rows == []
+    assert rows == [len(batches[0]["input_ids"])]
+    rows.clear()
     compress_(model, chosen, batches, refine=10)
     assert rows == 2 * [len(batches[9]["input_ids"])]
 

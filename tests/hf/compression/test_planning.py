@@ -10,6 +10,7 @@ import transformers as hf
 from torch import nn
 
 from snnk.hf import Plan, compress_, find_ffns, plan
+from snnk.hf.compression import planning
 from snnk.hf.compression.planning import PENALTY, BlockPlan, _allocate, _options, importance, sums
 from snnk.hf.record import observe, tokens_of
 from snnk.ridge.atoms import choose_atoms
@@ -296,3 +297,12 @@ def test_bad_arguments(bert, options, message):
 
 def test_numbers_of_numpy(bert):
     assert plan(bert, keep=np.float32(0.5), layers=np.array([1])) == plan(bert, keep=0.5, layers=[1])
+
+
+@pytest.mark.parametrize("spared", [0, 1])
+def test_a_decoder_keeps_what_its_predictions_depend_on(monkeypatch, spared):
+    model = make("llama", hf.AutoModelForCausalLM)
+    felt = {"layers.0": 1e-6, "layers.1": 1e-6, f"layers.{spared}": 1.0}
+    monkeypatch.setattr(planning, "sensitivities", lambda model, ffns, batches: felt)
+    found = plan(model, keep=0.5, batches=iter(some_batches("llama", count=40))).blocks
+    assert found[spared].parameters > 5 * found[1 - spared].parameters

@@ -5,7 +5,9 @@ features phi and its inputs x against its outputs y. A token is weighted by 1 / 
 and a coordinate by the scale of the LayerNorm behind, so that an error counts by how much it changes the input of the
 next layer. From these sums follows the error of every number of atoms (the choices are nested), of a linear map, and of
 a constant, without another pass. For each block, the plan takes the choice of least error + mu * parameters, with one
-price mu for all blocks that meets the budget, and spends the rest where it reduces the error most.
+price mu for all blocks that meets the budget, and spends the rest where it reduces the error most. In a causal language
+model the errors of different blocks are compared by how much they change the prediction of the next token
+(sensitivity.py).
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from transformers.pytorch_utils import Conv1D
 
 from snnk import _checks, _io
 from snnk.hf.architectures import FFN, choose_layers, find_ffns
+from snnk.hf.compression.causal import is_causal
+from snnk.hf.compression.sensitivity import sensitivities
 from snnk.hf.cost import stored
 from snnk.hf.models import Batch, check_batches, evaluating, in_memory
 from snnk.hf.record import Observation, flat, observe, run_to
@@ -199,7 +203,11 @@ def plan(
         return Plan(model.config.model_type, tuple(same))
     if kind != "atoms":
         raise ValueError(f"numbers are chosen jointly for atoms only; got kind={kind!r} with batches")
-    options = [_options(ffn, stats) for ffn, stats in sums(in_memory(ffns), model, batches)]
+    inputs = list(check_batches(batches))
+    options = [_options(ffn, stats) for ffn, stats in sums(in_memory(ffns), model, inputs)]
+    if is_causal(model):
+        felt = sensitivities(model, ffns, inputs)
+        options = [[(choice, felt[choice.name] * (choice.predicted_error or 0.0)) for choice, _ in o] for o in options]
     return Plan(model.config.model_type, tuple(_allocate(options, budget, unit)))
 
 
