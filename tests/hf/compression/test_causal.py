@@ -8,7 +8,7 @@ import transformers as hf
 
 from snnk.hf import compress_, plan
 from snnk.hf.compression import causal, sensitivity
-from snnk.hf.compression.agreement import compare, outputs_of
+from snnk.hf.compression.agreement import compare, outputs_of, read
 from snnk.hf.compression.causal import NEXT, is_causal, next_tokens
 
 from helpers.architectures import perturb_
@@ -78,6 +78,25 @@ def test_logits_of_few_sequences_are_in_memory(monkeypatch):
     hook.remove()
     assert seen == [(2, 5, 43), (2, 5, 43)]
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM"])
+def test_logits_at_few_positions(monkeypatch, name):
+    """All of them if they fit, otherwise every second position; padding is left out."""
+    options = {"ffn_dim": 16, "word_embed_proj_dim": 8} if name.startswith("OPT") else {}
+    model, seen = make(name, **options), []
+    with torch.no_grad():
+        whole = model(**BATCH).logits
+        found = read(model, BATCH)
+        torch.testing.assert_close(found.logits["logits"], whole[MASK.bool()])
+        assert found.inputs["logits"].tolist() == MASK.nonzero()[:, 0].tolist()
+        hook = model.get_output_embeddings().register_forward_hook(lambda _, args, out: seen.append(out.shape[1]))
+        monkeypatch.setattr(causal, "MOST_LOGITS", 10 * 43)
+        found = read(model, BATCH)
+        hook.remove()
+    some = MASK[:, [1, 3]].bool()
+    torch.testing.assert_close(found.logits["logits"], whole[:, [1, 3]][some])
+    assert found.inputs["logits"].tolist() == some.nonzero()[:, 0].tolist() and seen == [2]
 
 
 def mark_as_gguf_(model):

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from snnk.hf.calibration import Calibration
-from snnk.hf.compression.causal import NEXT, is_causal, next_tokens, of_next_tokens
+from snnk.hf.compression.causal import NEXT, is_causal, next_tokens, of_next_tokens, some_logits
 from snnk.hf.models import Batch, evaluating, place
 
 MOST_TOKENS = 256  # tokens per batch whose logits over a vocabulary are kept
@@ -110,7 +110,13 @@ class Read:
 
 
 def read(model: PreTrainedModel, batch: Batch) -> Read:
-    """Run a model on a batch, with or without gradients, as the caller has set them."""
+    """Run a model on a batch, with or without gradients, as the caller has set them.
+
+    A causal language model returns the logits of so many positions as fit into causal.MOST_LOGITS.
+    """
+    if is_causal(model) and "input_ids" in batch:
+        rows, texts = some_logits(model, batch)
+        return Read({"logits": rows}, inputs={"logits": texts})
     batch = place(batch, model)
     found = model(**batch)
     if not isinstance(found, Mapping):

@@ -1,11 +1,12 @@
 """Decoders: what a causal language model predicts at each token of some texts.
 
-Logits over the vocabulary are computed for a few sequences at a time and reduced at once, so that memory does not grow
-with the number of texts.
+Logits over the vocabulary are computed for a few texts at a time and reduced at once, or at a few positions, so that
+memory grows neither with the number of texts nor with the vocabulary.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from transformers.models.auto.modeling_auto import (
 
 from snnk.hf.models import Batch, place
 
-MOST_LOGITS = 2**24  # at once, unless one sequence has more
+MOST_LOGITS = 2**24  # at once, unless one text, or one position of every text, has more
 NEXT = "next tokens"  # name of what `next_tokens` returns
 
 
@@ -46,6 +47,26 @@ def following(batch: Batch) -> Tensor:
     """True for each token that another one follows: (batch, tokens - 1)."""
     mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
     return mask[:, :-1] & mask[:, 1:]
+
+
+def some_logits(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Logits of a part of the positions of a batch, evenly spread, so few that they fit into MOST_LOGITS.
+
+    With and without gradients; the head is computed at these positions alone if the model can do that.
+
+    Returns:
+        (n, vocabulary), and (n,), the number in the batch of the text that each row belongs to. Padding is left out.
+    """
+    batch = place(batch, model)
+    ids = batch["input_ids"]
+    mask = batch.get("attention_mask", torch.ones_like(ids)).bool()
+    step = -(-ids.numel() * model.config.get_text_config().vocab_size // MOST_LOGITS)
+    chosen = torch.arange((step - 1) % ids.shape[1], ids.shape[1], step, device=ids.device)
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        logits = model(**batch, logits_to_keep=chosen).logits
+    else:
+        logits = model(**batch).logits[:, chosen]
+    return logits[mask[:, chosen]], mask[:, chosen].nonzero()[:, 0]
 
 
 @torch.no_grad()
