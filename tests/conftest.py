@@ -21,8 +21,9 @@ def run(capsys):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """`snnk compress` measures latency as briefly as it can."""
+    """`snnk compress` measures latency as briefly as it can, and takes few steps of distillation."""
     monkeypatch.setattr("snnk.hf.compression.report.SECONDS", 0.0)
+    monkeypatch.setattr("snnk.hf.compression.distill.PASSES", 1)
 
 
 @pytest.fixture

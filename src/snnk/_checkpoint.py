@@ -21,6 +21,10 @@ Parts = dict[str, dict[str, "Tensor"]]
 Check = Callable[[Any], bool]  # of one of the facts in a file, which may be damaged
 
 
+class CheckpointError(ValueError):
+    """A checkpoint is damaged, does not fit, or belongs to another run."""
+
+
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -53,7 +57,7 @@ def write_checkpoint(path: Path, parts: Parts, facts: Mapping[str, Any]) -> None
 
 
 def read_checkpoint(path: Path, key: str, checks: Mapping[str, Check]) -> tuple[Parts, dict[str, Any]]:
-    """The tensors, and the facts that have checks; a ValueError if the file is damaged or has another key."""
+    """The tensors, and the facts that have checks; an error if the file is damaged or has another key."""
     try:
         with _io.open_tensors(path) as file:
             facts = json.loads(file.metadata()["facts"])
@@ -69,9 +73,10 @@ def read_checkpoint(path: Path, key: str, checks: Mapping[str, Check]) -> tuple[
         for name, tensor in tensors.items():
             _checks.finite(tensor, name)
     except Exception as error:  # safetensors has an exception of its own
-        raise ValueError(f"{path} is no checkpoint: {error}; delete it to start again") from error
+        raise CheckpointError(f"{path} is no checkpoint: {error}; delete it to start again") from error
     if own != key:
-        raise ValueError(f"{path} belongs to a run with other options or data; use those, or delete it to start again")
+        text = f"{path} belongs to a run with other options or data; use those, or delete it to start again"
+        raise CheckpointError(text)
     parts: Parts = {"now": {}, "best": {}}
     for name, tensor in tensors.items():
         part, _, rest = name.partition(".")
@@ -80,7 +85,7 @@ def read_checkpoint(path: Path, key: str, checks: Mapping[str, Check]) -> tuple[
 
 
 def check_shapes(path: Path, parts: Parts, kept: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError if the tensors do not fit a model.
+    """Raise an error if the tensors do not fit a model.
 
     Args:
         path: the file, for the error.
@@ -95,7 +100,7 @@ def check_shapes(path: Path, parts: Parts, kept: Mapping[str, Tensor], trained: 
         for name in sorted(found.keys() | expected.keys() if weights else found.keys()):
             a, b = (str(tuple(held[name].shape)) if name in held else "missing" for held in (found, expected))
             if a != b and (weights or a != "()"):  # the number of steps of an optimizer is a scalar
-                raise ValueError(
+                raise CheckpointError(
                     f"{path} does not fit the model: {part}.{name} is {a} in it and {b} in the model; "
                     "delete it to start again"
                 )

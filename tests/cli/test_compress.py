@@ -34,7 +34,8 @@ def test_the_folder_loads_and_equals_the_model_in_memory(run, bert, texts, tmp_p
     (bert / "onnx").mkdir()
     (bert / "onnx" / "model.onnx").write_text("weights of another kind")
     code, out, err = run(
-        "compress", bert, "--calibration", texts, "--keep", 0.5, "--refine", 2, "--out", tmp_path / "a" / "out"
+        *("compress", bert, "--calibration", texts, "--keep", 0.5, "--refine", 2, "--recover", 0),
+        *("--out", tmp_path / "a" / "out"),
     )
     assert code == 0 and err == "" and "encoder.layer.1" in out and "held-out error" in out and "stored MB" in out
     assert "12 texts of texts.txt" in out and "cosine, worst of 12" in out and "--no-texts leaves them out" in out
@@ -273,15 +274,27 @@ def test_sentence_transformers_folders_are_kept(run, bert, texts, tmp_path, inne
     ],
 )
 @pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt()])
-def test_nothing_is_left_when_it_fails(run, bert, texts, tmp_path, monkeypatch, where, error):
+def test_nothing_but_a_checkpoint_is_left_when_it_fails(run, bert, texts, tmp_path, monkeypatch, where, error):
+    """An error would come again, and leaves nothing; after Ctrl-C the same command goes on from the checkpoint."""
+
     def fail(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr(where, fail)
-    before = sorted(path.name for path in tmp_path.iterdir())
-    code, _, _ = run("compress", bert, "--calibration", texts, "--refine", 0, "--out", tmp_path / "out")
-    assert code == (130 if isinstance(error, KeyboardInterrupt) else 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    def compress():
+        return run("compress", bert, "--calibration", texts, "--refine", 0, "--recover", 16, "--out", tmp_path / "out")
+
+    before = {path.name for path in tmp_path.iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr(where, fail)
+        code, _, err = compress()
+    left = {path.name for path in tmp_path.iterdir()} - before
+    if isinstance(error, KeyboardInterrupt):
+        assert code == 130 and left == {"out.checkpoint"} and "the same command continues from its checkpoint" in err
+        code, out, _ = compress()
+        assert code == 0 and "going on from" in out
+        assert {path.name for path in tmp_path.iterdir()} - before == {"out"}
+    else:
+        assert code == 2 and not left
 
 
 def test_without_calibration_the_general_text_is_used_and_named(run, tmp_path):

@@ -102,7 +102,7 @@ def compress(model, texts):
     from snnk.hf import compress
 
     snnk.hf.compression.report.SECONDS = 0.0
-    return lambda folder: compress(model, texts, out=folder / "out", keep=0.5, refine=0)
+    return lambda folder: compress(model, texts, out=folder / "out", keep=0.5, refine=0, recover=4)
 
 
 def finetune(model, table):

@@ -70,7 +70,7 @@ def bar(unit: str) -> Iterator[Callable[..., None]]:
     """A progress bar; call `show(stage, done, total, note)` with it, where a total of 0 stands for an unknown one.
 
     Args:
-        unit: what is counted, such as "rows"; the speed is that of the present stage.
+        unit: what is counted, such as "rows", unless a call names another one; the speed is that of the present stage.
     """
     columns = (
         progress.TextColumn("{task.description}", markup=False),
@@ -84,7 +84,7 @@ def bar(unit: str) -> Iterator[Callable[..., None]]:
     ) as shown:
         task = shown.add_task("starting", total=None, text="")
 
-        def show(stage: str, done: int, total: int, note: str = "") -> None:
+        def show(stage: str, done: int, total: int, note: str = "", unit: str = unit) -> None:
             since, before = begun.setdefault(stage, (time.monotonic(), done))
             rate = (done - before) / max(time.monotonic() - since, 1e-9)
             text = f"{done:,} of {total:,} {unit}" if total else f"{done:,} {unit}"

@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from snnk import _io
+from snnk._checkpoint import checkpoint_of
 from snnk.cli import _options
 from snnk.cli._printing import bar, say, show_table, wrote
 
 GROUP = _options.COMPRESS
+RERUN = "continues from its checkpoint"
 EXAMPLES = (
     "snnk compress my-model --calibration sentences.txt --keep 0.25 --out my-model-small",
     "snnk compress org/name --calibration texts.parquet --column text --target-size 200MB --joint --out small",
@@ -46,7 +48,11 @@ def command(
     refine: Annotated[
         int, typer.Option(help="Gradient steps per block that move atoms; 0 for the closed form alone.", min=0)
     ] = 120,
-    recover: Annotated[int, typer.Option(help="Steps of distillation from the original afterwards.", min=0)] = 0,
+    recover: Annotated[
+        str,
+        typer.Option(help="Steps of distillation from the original afterwards; auto for as many as help; 0 for none."),
+    ] = "auto",
+    recover_minutes: Annotated[float, typer.Option(help="Time for the distillation with --recover auto.")] = 5.0,
     max_error: Annotated[
         float | None, typer.Option(help="A block with a larger error on held-out inputs stays as it was.")
     ] = None,
@@ -61,13 +67,20 @@ def command(
 ) -> None:
     """Compress the feed-forward blocks of a Hugging Face model in minutes, without labels or a GPU."""
     options = {name: value for name, value in locals().items() if name not in ("model", "calibration", "out")}
-    _io.check_out(out)
+    if recover != "auto" and not recover.isdecimal():
+        raise ValueError(f"--recover must be a number of steps, or auto; got {recover!r}")
+    options["recover"] = recover if recover == "auto" else int(recover)
+    _io.check_out(out, new=not checkpoint_of(out).exists())
     _options.require("transformers", extra="hf")
     from snnk.hf import compress
     from snnk.hf.compression import figures
 
     with bar("blocks") as show:
-        found = compress(model, calibration, out=out, say=say, progress=show, **options)
+
+        def progress(what: str, done: int, total: int, note: str = "") -> None:
+            show(what, done, total, note, unit="steps" if note else "blocks")  # the distillation alone has notes
+
+        found = compress(model, calibration, out=out, say=say, progress=progress, **options)
     size, speed = found["bytes"], found["latency"]
     each = 1e3 / speed["batches"]
     rows = [

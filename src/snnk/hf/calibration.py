@@ -61,6 +61,7 @@ class Calibration(list[dict[str, Tensor]]):
         column: name of the column of the texts; None for plain lines and images.
         names: of held-out inputs, in the order of the batches: beginnings of texts, or paths of images in their folder.
         held_out: further inputs of the same source, all different and none of them among these, for measurements.
+        more: batches of further texts, which are neither among these nor held out.
     """
 
     def __init__(
@@ -73,10 +74,11 @@ class Calibration(list[dict[str, Tensor]]):
         *,
         names: Sequence[str] = (),
         held_out: Calibration | None = None,
+        more: Iterable[dict[str, Tensor]] = (),
     ) -> None:
         super().__init__(batches)
         self.source, self.kind, self.items, self.column = source, kind, items, column
-        self.names, self.held_out = names, held_out
+        self.names, self.held_out, self.more = names, held_out, list(more)
 
     def __str__(self) -> str:
         column = "" if self.column is None else f", column {self.column!r}"
@@ -93,6 +95,7 @@ def load_calibration(
     batch_size: int = 32,
     max_tokens: int = MAX_TOKENS,
     held_out: int = 0,
+    more_tokens: int = 0,
     seed: int = 0,
 ) -> Calibration:
     """Read a file of texts or a folder of images as batches of a model's inputs.
@@ -107,6 +110,7 @@ def load_calibration(
         max_tokens: tokens in all; a sample of about this size is drawn from a longer file.
         held_out: inputs for measurements at most, which the result has apart, as its `held_out`. They are taken from
             what is left of a longer file, or else are a tenth of all inputs, and have half of `max_tokens` at most.
+        more_tokens: tokens of further texts, if the file has them, in the result's `more`; images have none.
         seed: of the sample and the order.
 
     Example:
@@ -143,11 +147,12 @@ def load_calibration(
         return _images(path, image_processor, batch_size, max_tokens, held_out, generator)
     source: str | Path = path or GENERAL
     if path is None:
-        chosen = general_texts(max_tokens // SHORT + held_out + FEWEST, seed=seed)
+        chosen = general_texts((max_tokens + more_tokens) // SHORT + held_out + FEWEST, seed=seed)
     else:
         texts, column = _texts(path, column)
         # a text has at least one token, so that more texts than tokens are never needed
-        chosen = _sample((text for text in map(str.strip, texts) if text), max_tokens + held_out, generator)
+        most = max_tokens + held_out + more_tokens
+        chosen = _sample((text for text in map(str.strip, texts) if text), most, generator)
     if not chosen:
         raise ValueError(f"{source} is empty: there is no text in it")
     _enough(len(chosen), source, "texts")
@@ -160,8 +165,8 @@ def load_calibration(
     batches = [pad_texts(part, tokenizer) for part in _parts(sorted(rows, key=_length), batch_size)]
     generator.shuffle(batches)
     seen = set(chosen[:used])
-    others = [text for text in dict.fromkeys(chosen[used:]) if text not in seen][:held_out]
-    tokens = _rows(tokenizer, others, length, max_tokens // 2, batch_size)
+    others = [text for text in dict.fromkeys(chosen[used:]) if text not in seen]
+    tokens = _rows(tokenizer, others[:held_out], length, max_tokens // 2, batch_size)
     pairs = [(row, text) for row, text in zip(tokens, others, strict=False) if row["input_ids"]]
     pairs.sort(key=lambda pair: _length(pair[0]))
     held = Calibration(
@@ -172,7 +177,13 @@ def load_calibration(
         column,
         names=[text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..." for _, text in pairs],
     )
-    return Calibration(batches, Path(source).name, "texts", len(rows), column, held_out=held if pairs else None)
+    further = _rows(tokenizer, others[held_out:], length, more_tokens, batch_size) if more_tokens else []
+    further = sorted((row for row in further if row["input_ids"]), key=_length)
+    more = [pad_texts(part, tokenizer) for part in _parts(further, batch_size)]
+    generator.shuffle(more)
+    return Calibration(
+        batches, Path(source).name, "texts", len(rows), column, held_out=held if pairs else None, more=more
+    )
 
 
 def _reserved(count: int, held_out: int) -> int:

@@ -75,6 +75,13 @@ def relative_adam(
     return adam, torch.optim.lr_scheduler.LambdaLR(adam, schedule)
 
 
+def advance_(adam: torch.optim.Adam, schedule: torch.optim.lr_scheduler.LambdaLR, step: int) -> None:
+    """Set the rates of `relative_adam` to those after a number of steps, for a training that goes on from there."""
+    schedule.last_epoch, schedule._step_count = step, step + 1
+    for group, rate, factor in zip(adam.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+        group["lr"] = rate * factor(step)
+
+
 def refine_(
     forward: Callable[[Tensor], Tensor],
     parameters: Sequence[Tensor],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import numbers
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -22,7 +22,8 @@ from transformers import PreTrainedModel
 from snnk import _checks
 from snnk.hf.architectures import FFN
 from snnk.hf.compression.agreement import agreement, outputs_of
-from snnk.hf.compression.distill import recover_
+from snnk.hf.compression.checkpoint import Checkpoint
+from snnk.hf.compression.distill import AUTO, Progress, Recovery, recover_, unseen
 from snnk.hf.compression.ffn import fit, make_tokens, unknowns
 from snnk.hf.compression.planning import KEPT, Plan, at_least_zero, enough
 from snnk.hf.cost import stored
@@ -30,7 +31,7 @@ from snnk.hf.models import Batch, check_batches, evaluating, without_gguf_
 from snnk.hf.record import ActivationCache, Observation, flat, hold_out, observe, run_to
 from snnk.hf.replace import Replacement
 
-Progress = Callable[[str, int, int], None]  # gets the step, the number of blocks done, and that of all blocks
+CHOOSING = 16  # further batches that the length of the distillation is chosen by
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class CompressionReport:
     model_parameters_before: int
     model_parameters: int
     seconds: float
+    recovery: Recovery | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -78,7 +80,9 @@ class CompressionReport:
         lines.append(
             f"fitted to {self.tokens:,} tokens in {self.seconds:.0f} s; errors are on {self.held_out_tokens:,} others"
         )
-        return "\n".join([*lines, f"on these, against the original: {agreed}"] if agreed else lines)
+        if agreed:
+            lines.append(f"on these, against the original: {agreed}")
+        return "\n".join(lines if self.recovery is None else [*lines, str(self.recovery)])
 
 
 def compress_(
@@ -88,11 +92,14 @@ def compress_(
     *,
     refine: int = 120,
     max_error: float | None = None,
-    recover: int = 0,
+    recover: int | str = 0,
+    recover_minutes: float = 5.0,
+    more: Sequence[Batch] = (),
     max_tokens: int = 50_000,
     seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = unseen,
     original: PreTrainedModel | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> CompressionReport:
     """Replace the blocks of a model as planned, in place, fitted to inputs without labels.
 
@@ -105,10 +112,15 @@ def compress_(
             Batches behind the first `max_tokens` tokens are not used; there must be two tokens per feature of a block.
         refine: gradient steps per block that move atoms; 0 leaves the model's own neurons, all in closed form.
         max_error: a block whose held-out error is larger, or not a number, stays as it was.
-        recover: steps of distillation from the original afterwards, on the same inputs.
+        recover: steps of distillation from the original afterwards, or "auto": as many as help on inputs that neither
+            the fit nor the steps see, and fit into `recover_minutes`. The agreement is measured on other inputs again.
+            Whatever the number, the model stays as it was fitted if the steps do not help.
+        more: further inputs for the distillation alone. Its length is chosen by the first 16 of these batches. If there
+            are fewer, a tenth of the batches for the fit is taken out of the fit for this choice.
         seed: of random features, which differ between blocks, and of the steps.
-        progress: called with (step, blocks done, all blocks).
+        progress: called with (step, blocks done, all blocks), then with (stage, steps done, all steps, note).
         original: a copy of the model, if there is one, for `recover`. Default: a copy is made.
+        checkpoint: keeps what is done, and has what a run that was stopped has done.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -121,15 +133,20 @@ def compress_(
         (16, True)
     """
     start = time.monotonic()
-    _check_arguments(plan, refine, recover, max_error, max_tokens, seed)
+    _check_arguments(plan, refine, recover, recover_minutes, max_error, max_tokens, seed)
     seed = int(seed)  # feature maps take no integers of numpy
     ffns, by_name = plan.check(model), {block.name: block for block in plan.blocks}
     before = _parameters(model)
     reports: list[BlockReport] = []
     replacements: list[Replacement] = []
+    recovery = None
     with ExitStack() as undo, evaluating(model), torch.no_grad():
         undo.callback(without_gguf_(model))
-        training, held, tokens = _divide(model, ffns, batches, max_tokens)
+        more = list(check_batches(more))
+        few = len(more) < CHOOSING
+        training, choosing, held, tokens = _divide(model, ffns, batches, max_tokens, bool(recover) and few)
+        if not few:
+            choosing, more = more[:CHOOSING], more[CHOOSING:]
         enough(tokens[0], max(unknowns(ffn, by_name[ffn.name]) for ffn in ffns))
         teacher = (original or copy.deepcopy(model)) if recover else None
         progress("original", 0, len(ffns))
@@ -138,6 +155,12 @@ def compress_(
         outputs = [outputs_of(model, batch) for batch in held]
         cache, cut = ActivationCache(model, [*training, *held]), len(training)
         for ffn in ffns:
+            if checkpoint is not None and (found := checkpoint.restore_(ffn, undo)) is not None:
+                new, facts = found
+                replacements += [] if new is None else [new]
+                reports.append(BlockReport(**facts))
+                streams[ffn.name] = streams.get(ffn.name, [])[cut:]
+                continue
             block, began = by_name[ffn.name], time.monotonic()
             done = BlockReport(ffn.name, block.kind, block.num_features, ffn.num_parameters, ffn.num_parameters)
             if block.kind != KEPT:
@@ -157,11 +180,24 @@ def compress_(
                 else:
                     replacements.append(new)
             reports.append(replace(done, seconds=time.monotonic() - began))
+            if checkpoint is not None:
+                checkpoint.keep(ffn, replacements[-1] if done.kind != KEPT else None, asdict(reports[-1]))
             progress(ffn.name, len(reports), len(ffns))
         if teacher is not None and replacements:
-            progress("recovering", len(reports), len(ffns))
             del cache
-            recover_(model, teacher, replacements, training, steps=recover, seed=seed)
+            recovery = recover_(
+                model,
+                teacher,
+                replacements,
+                [*training, *more],
+                choosing,
+                steps=recover,
+                minutes=recover_minutes,
+                seed=seed,
+                checkpoint=None if checkpoint is None else checkpoint.distillation,
+                key="" if checkpoint is None else checkpoint.key,
+                progress=progress,
+            )
             cache, errors = ActivationCache(model, held), {}
             for ffn in (new.ffn for new in replacements):
                 errors[ffn.name] = make_tokens(ffn, *cache.advance(ffn), streams[ffn.name]).error(ffn)
@@ -176,17 +212,23 @@ def compress_(
         model_parameters_before=before,
         model_parameters=_parameters(model),
         seconds=time.monotonic() - start,
+        recovery=recovery,
     )
 
 
-def _check_arguments(plan: Any, refine: Any, recover: Any, max_error: Any, max_tokens: Any, seed: Any) -> None:
+def _check_arguments(
+    plan: Any, refine: Any, recover: Any, recover_minutes: Any, max_error: Any, max_tokens: Any, seed: Any
+) -> None:
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a Plan, as snnk.hf.plan(model, keep=0.5) returns; got {plan!r}")
-    for name, value in (("refine", refine), ("recover", recover), ("seed", seed)):
+    if recover != AUTO and (isinstance(recover, bool) or not isinstance(recover, numbers.Integral)):
+        raise TypeError(f"recover must be a number of steps or {AUTO!r}; got {recover!r}")
+    for name, value in (("refine", refine), ("seed", seed)):
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise TypeError(f"{name} must be an integer; got {value!r}")
     at_least_zero(refine, "refine")
-    at_least_zero(recover, "recover")
+    at_least_zero(0 if recover == AUTO else recover, "recover")
+    _checks.positive(recover_minutes, "recover_minutes")
     if max_error is not None:
         at_least_zero(max_error, "max_error")
     _checks.positive_int(max_tokens, "max_tokens")
@@ -206,9 +248,9 @@ def _streams(model: PreTrainedModel, ffns: list[FFN], batches: list[Batch]) -> d
 
 
 def _divide(
-    model: PreTrainedModel, ffns: list[FFN], batches: Iterable[Batch], max_tokens: int
-) -> tuple[list[Batch], list[Batch], tuple[int, int]]:
-    """Batches to fit to and batches held out, and the number of tokens of both."""
+    model: PreTrainedModel, ffns: list[FFN], batches: Iterable[Batch], max_tokens: int, choose: bool
+) -> tuple[list[Batch], list[Batch], list[Batch], tuple[int, int]]:
+    """Batches to fit to, to choose by if `choose` is set, and held out, and the tokens of the first and the last."""
     used: list[tuple[Batch, int]] = []
     total = 0
     for batch in check_batches(batches):
@@ -217,8 +259,10 @@ def _divide(
         if total >= max_tokens:
             break
     training, held = hold_out(used)
+    training, choosing = hold_out(training) if choose else (training, [])
     tokens = sum(count for _, count in training), sum(count for _, count in held)
-    return [batch for batch, _ in training], [batch for batch, _ in held], tokens
+    fitted, chosen, measured = ([batch for batch, _ in part] for part in (training, choosing, held))
+    return fitted, chosen, measured, tokens
 
 
 def _count(model: PreTrainedModel, ffn: FFN, batch: Batch) -> int:

@@ -1,80 +1,402 @@
-"""Distillation after compression: a few gradient steps of the new matrices towards the original's outputs."""
+r"""Distillation after compression: gradient steps of everything that was replaced towards the original's outputs.
+
+A stage is a number of steps of Adam whose rates fall linearly to 0. Half-way through a stage the outputs are further
+from the original's than before it, and only its end counts: lengths are compared at ends of stages, on inputs that no
+step sees. With `steps="auto"` the first stage has FIRST steps and every further one twice as many as the last. There is
+no further one if the last has brought the held-out distance down by less than LEAST_GAIN, or if it would take longer
+than the time that is left. The state of the best end is kept, or the model as it was if no end is better.
+
+All that a step depends on follows from its number, the seed and the state of Adam. A run that goes on from its
+checkpoint therefore ends with the weights, bit for bit, that it would have had without the stop.
+"""
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from snnk._checkpoint import (
+    Check,
+    CheckpointError,
+    Parts,
+    are_rows,
+    check_shapes,
+    is_count,
+    is_number,
+    read_checkpoint,
+    write_checkpoint,
+)
 from snnk.hf.compression.agreement import Read, probe, read
 from snnk.hf.models import Batch
-from snnk.hf.replace import Replacement
-from snnk.ridge.atoms import relative_adam
+from snnk.ridge.atoms import advance_, relative_adam
 
+AUTO = "auto"
 RATE, WARM_UP = 0.02, 10
+FIRST, FEWEST = 128, 16  # steps of the first stage, and the number below which it is not worth while
+LEAST_GAIN = 0.02  # smallest part of the held-out distance that a stage must gain for another one to follow
+PASSES = 20  # over all batches at most, in all stages of "auto"
+EVERY = 64  # steps between two points of the curve
+SAVE_SECONDS = 60.0  # between two checkpoints at most
+KEPT_BYTES = 2**29  # of the original's outputs, which are computed once if they fit, and otherwise again and again
+
+
+class Progress(Protocol):
+    """Called with a step of the work, how much of it is done, how much there is, and a note for people."""
+
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None: ...
+
+
+def unseen(what: str, done: int, total: int, note: str = "") -> None:
+    """Progress that nobody looks at."""
+
+
+class HasModules(Protocol):
+    """What replaced a block."""
+
+    @property
+    def modules(self) -> Iterable[nn.Module]: ...
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """The course of a distillation. Distances are those of `_distance`, in the mean over inputs; 0 is the original.
+
+    Attributes:
+        stages: number of steps of each stage.
+        kept: the step whose state the model has: the end of a stage, or 0 if no stage has brought it nearer.
+        curve: the `step`, the `held_out` distance there, and the `training` distance in the mean since the last point.
+        stopped: why there is no further stage.
+        batches, held_out_batches: how many there were to train on, and to choose the length by.
+    """
+
+    stages: tuple[int, ...] = ()
+    kept: int = 0
+    curve: tuple[dict[str, float], ...] = ()
+    stopped: str = ""
+    batches: int = 0
+    held_out_batches: int = 0
+    seconds: float = 0.0
+
+    @property
+    def steps(self) -> int:
+        return sum(self.stages)
+
+    @property
+    def distances(self) -> tuple[float, float]:
+        """The held-out distance before and after."""
+        at = {int(point["step"]): point["held_out"] for point in self.curve}
+        return at[0], at[self.kept]
+
+    def __str__(self) -> str:
+        before, after = self.distances
+        found = f"distillation: {self.steps:,} steps in {self.seconds:.0f} s"
+        if not self.kept:
+            return f"{found} brought the model no nearer to the original ({before:.4f}), so it stays as it was fitted"
+        rest = "" if self.kept == self.steps else f", of which the first {self.kept:,} are kept,"
+        return f"{found}{rest} took the held-out distance from {before:.4f} to {after:.4f}; {self.stopped}"
 
 
 def recover_(
     model: PreTrainedModel,
     teacher: PreTrainedModel,
-    replacements: list[Replacement],
-    batches: list[Batch],
+    replaced: Iterable[nn.Module | HasModules],
+    batches: Sequence[Batch],
+    held_out: Sequence[Batch],
     *,
-    steps: int,
+    steps: int | str = AUTO,
+    minutes: float = 5.0,
     seed: int = 0,
-) -> None:
-    """Train the modules that replaced the blocks, in place, to return the teacher's outputs; nothing else changes.
+    checkpoint: Path | None = None,
+    key: str = "",
+    progress: Progress = unseen,
+) -> Recovery:
+    """Train what replaced the blocks, in place, to return the teacher's outputs; nothing else changes.
 
     A ValueError leaves the model as it was before.
+
+    Args:
+        model: in eval mode, with the new modules.
+        teacher: the original.
+        replaced: new modules, or objects with a list of `modules`.
+        batches: inputs to train on, each of inputs of like length. A step takes one batch.
+        held_out: inputs to choose the length by. No step sees them, and they should not be those of the fit.
+        steps: of one stage, or "auto" for as many stages as help and fit into the `minutes`.
+        seed: of the order of the batches, which is another one in every pass over them.
+        checkpoint: file for the state, from which a stopped run with the same `key` goes on.
+        progress: called with the stage, its steps done, all its steps, and the distances.
     """
-    parameters = [p for new in replacements for module in new.modules for p in module.parameters()]
+    modules = [m for new in replaced for m in ([new] if isinstance(new, nn.Module) else new.modules)]
+    parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
     before = [p.detach().clone() for p in parameters]
+    teacher.eval()
     try:
         with _training(model, parameters), _in_float32(model):
-            _train(model, teacher, parameters, batches, steps, seed)
+            run = _Run(model, teacher, parameters, batches, held_out, seed, checkpoint, key, progress)
+            done = run.run(_one(int(steps)) if steps != AUTO else _doubling(60 * minutes, PASSES * len(batches)))
         probe(model, batches[0])  # in its own dtype again
     except ValueError as error:
         for p, value in zip(parameters, before, strict=True):
             p.data.copy_(value)
+        if isinstance(error, CheckpointError):
+            raise
         raise ValueError(f"recovery failed, and the model is as it was before: {error}") from error
+    return done
 
 
-def _train(
-    model: PreTrainedModel,
-    teacher: PreTrainedModel,
-    parameters: list[nn.Parameter],
-    batches: list[Batch],
-    steps: int,
-    seed: int,
-) -> None:
-    from accelerate import Accelerator
+# The length of the next stage, or 0 and the reason why there is none.
+NextStage = Callable[["_Run"], tuple[int, str]]
 
-    accelerator = Accelerator()
-    adam, schedule = relative_adam(parameters, rate=RATE, steps=steps, warm_up=WARM_UP)
-    optimizer = accelerator.prepare(adam)
-    teacher.eval()
-    generator = random.Random(seed)
-    for step in range(steps):
-        batch = generator.choice(batches)
-        with torch.no_grad():
-            wanted = read(teacher, batch)
-        if not len(wanted):  # nothing but padding
-            adam.step()  # without gradients: nothing moves, and the rate goes on as the schedule has it
-        else:
-            with torch.enable_grad(), accelerator.autocast():
-                loss = _distance(read(model, batch), wanted)
-                if not bool(loss.isfinite()):
-                    at = f"the distance is {float(loss.detach())} at step {step + 1} of {steps}"
-                    raise ValueError(f"outputs are not finite: {at}")
-                accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-        schedule.step()
+
+def _one(steps: int) -> NextStage:
+    return lambda run: (0, "these are all that were asked for") if run.stages else (steps, "")
+
+
+def _doubling(seconds: float, most: int) -> NextStage:
+    """Stages of twice as many steps each, while they gain something, fit into the time and are not too many steps.
+
+    A first stage that is too long is halved. As lengths are not fitted to the time more closely than by a factor of
+    two, the speed of the machine has little influence on the result.
+    """
+
+    def next_stage(run: _Run) -> tuple[int, str]:
+        if not run.stages:
+            each, length = run.time_of_a_step(), FIRST
+            while length >= FEWEST and (length * each > seconds or length > most):
+                length //= 2
+            short = f"there is no room for {FEWEST} steps of {each:.2g} s in {seconds:.0f} s and {PASSES} passes"
+            return (length, "") if length >= FEWEST else (0, short)
+        length = 2 * run.stages[-1]
+        if run.gain < LEAST_GAIN:
+            return (
+                0,
+                f"the last stage gained {max(run.gain, 0.0):.1%} and a further one is made from {LEAST_GAIN:.0%} on",
+            )
+        if run.seconds * (1 + length / run.steps) > seconds:
+            return 0, f"{length:,} more would take longer than the rest of {seconds:.0f} s"
+        if run.steps + length > most:
+            return 0, f"{length:,} more would be above {PASSES} passes over the inputs"
+        return length, ""
+
+    return next_stage
+
+
+class _Run:
+    """One distillation, with the state that a checkpoint stores."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        teacher: PreTrainedModel,
+        parameters: list[nn.Parameter],
+        batches: Sequence[Batch],
+        held_out: Sequence[Batch],
+        seed: int,
+        checkpoint: Path | None,
+        key: str,
+        progress: Progress,
+    ) -> None:
+        self.model, self.batches, self.held_out = model, batches, held_out
+        self.parameters = {str(i): p for i, p in enumerate(parameters)}
+        self.seed, self.checkpoint, self.key, self.progress = seed, checkpoint, key, progress
+        self.targets, self.held_targets = (_Targets(teacher, part, KEPT_BYTES // 2) for part in (batches, held_out))
+        self.stages: list[int] = []  # lengths of those that are complete
+        self.length = self.at = 0  # of the present stage, and steps taken in it
+        self.losses: list[float] = []  # since the last point of the curve
+        self.curve: list[dict[str, float]] = []
+        self.best, self.kept = self.snapshot(), 0  # the state at the best end of a stage so far, and its step
+        self.gain = 0.0  # of the last stage
+        self.stopped = ""
+        self.began, self.before, self.saved = time.monotonic(), 0.0, time.monotonic()
+
+    @property
+    def steps(self) -> int:
+        return sum(self.stages)
+
+    @property
+    def seconds(self) -> float:
+        return self.before + time.monotonic() - self.began
+
+    def run(self, next_stage: NextStage) -> Recovery:
+        if not self.restore():
+            self.point()
+        while not self.stopped:
+            if not self.length:
+                self.length, self.stopped = next_stage(self)
+                self.begin()
+            if self.length:
+                self.stage()
+        self.put(self.best)
+        self.save()
+        return Recovery(
+            stages=tuple(self.stages),
+            kept=self.kept,
+            curve=tuple(self.curve),
+            stopped=self.stopped,
+            batches=len(self.batches),
+            held_out_batches=len(self.held_out),
+            seconds=self.seconds,
+        )
+
+    def begin(self) -> None:
+        """Make Adam for a stage; its rates follow from the parameters at the start of the stage."""
+        parameters = self.parameters.values()
+        self.adam, self.schedule = relative_adam(parameters, rate=RATE, steps=max(self.length, 1), warm_up=WARM_UP)
+
+    def stage(self) -> None:
+        """Take the steps of the present stage that are left; its end is kept if it is the best so far."""
+        every = max(1, min(EVERY, self.length // 4))
+        while self.at < self.length:
+            self.step()
+            self.at += 1
+            self.progress(f"distilling, stage {len(self.stages) + 1}", self.at, self.length, self.note)
+            if self.at % every == 0 or self.at == self.length:
+                self.point()
+                self.save()
+            elif time.monotonic() - self.saved > SAVE_SECONDS:
+                self.save()
+        old, new = self.distance_at(self.kept), self.curve[-1]["held_out"]
+        self.stages.append(self.length)
+        self.length = self.at = 0
+        self.gain = 1 - new / max(old, 1e-30)
+        if new < old:
+            self.best, self.kept = self.snapshot(), self.steps
+
+    def step(self) -> None:
+        done = self.steps + self.at
+        turn, place = divmod(done, len(self.batches))  # in each pass over the batches another order
+        order = random.Random(f"{self.seed} {turn}").sample(range(len(self.batches)), len(self.batches))
+        loss = self.loss(order[place])
+        if loss is not None:
+            if not bool(loss.isfinite()):
+                at = f"the distance is {float(loss.detach())} at step {done + 1}"
+                raise ValueError(f"outputs are not finite: {at}")
+            loss.backward()
+            self.losses.append(float(loss.detach()))
+        self.adam.step()  # without gradients nothing moves, and the rate goes on as the schedule has it
+        self.adam.zero_grad()
+        self.schedule.step()
+
+    def loss(self, i: int) -> Tensor | None:
+        """The distance on a batch, with gradients; None if it is nothing but padding."""
+        wanted = self.targets[i]
+        with torch.enable_grad():
+            return _distance(read(self.model, self.batches[i]), wanted) if len(wanted) else None
+
+    def time_of_a_step(self) -> float:
+        """Seconds for the gradients of one batch, in the mean over some; nothing moves."""
+        some = range(0, len(self.batches), max(1, len(self.batches) // 4))[:4]
+        began = time.monotonic()
+        for i in some:
+            if (loss := self.loss(i)) is not None:
+                loss.backward()
+        for p in self.parameters.values():
+            p.grad = None
+        return (time.monotonic() - began) / len(some)
+
+    @torch.no_grad()
+    def point(self) -> None:
+        """Add a point to the curve."""
+        total, count = 0.0, 0
+        for i, batch in enumerate(self.held_out):
+            wanted = self.held_targets[i]
+            if len(wanted):
+                total += len(wanted) * float(_distance(read(self.model, batch), wanted))
+                count += len(wanted)
+        held, step = total / max(count, 1), self.steps + self.at
+        if not math.isfinite(held):
+            raise ValueError(f"outputs are not finite: the distance on held-out inputs is {held} after step {step}")
+        training = {"training": sum(self.losses) / len(self.losses)} if self.losses else {}
+        self.curve.append({"step": step, **training, "held_out": held})
+        self.losses = []
+
+    @property
+    def note(self) -> str:
+        return f", held-out distance {self.curve[-1]['held_out']:.4f}, {self.distance_at(0):.4f} at the start"
+
+    def distance_at(self, step: int) -> float:
+        return next(point["held_out"] for point in self.curve if point["step"] == step)
+
+    def snapshot(self) -> dict[str, Tensor]:
+        return {name: p.detach().clone() for name, p in self.parameters.items()}
+
+    def put(self, state: Mapping[str, Tensor]) -> None:
+        for name, p in self.parameters.items():
+            p.data.copy_(state[name])
+
+    def save(self) -> None:
+        if self.checkpoint is None:
+            return
+        parts: Parts = {"now": self.snapshot(), "best": self.best}
+        for name, p in self.parameters.items():
+            for part, tensor in self.adam.state[p].items():
+                parts.setdefault(part, {})[name] = tensor
+        facts = {name: getattr(self, name) for name in SAVED}
+        write_checkpoint(self.checkpoint, parts, {"key": self.key, **facts, "before": self.seconds})
+        self.saved = time.monotonic()
+
+    def restore(self) -> bool:
+        """Go on from the checkpoint, if there is one; one that does not fit changes nothing."""
+        if self.checkpoint is None or not self.checkpoint.exists():
+            return False
+        parts, facts = read_checkpoint(self.checkpoint, self.key, SAVED)
+        check_shapes(self.checkpoint, parts, self.parameters, self.parameters)
+        for name, value in facts.items():
+            setattr(self, name, value)
+        now, self.best = parts.pop("now"), {name: tensor.clone() for name, tensor in parts.pop("best").items()}
+        self.put(self.best)  # the state at the start of the stage, which the rates follow from
+        self.begin()
+        self.put(now)
+        for name, p in self.parameters.items():
+            state = {part: found[name] for part, found in parts.items() if name in found}
+            if state:
+                self.adam.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in state.items()}
+        advance_(self.adam, self.schedule, self.at)
+        return True
+
+
+# facts of a checkpoint: attributes of _Run
+SAVED: dict[str, Check] = {
+    "stages": lambda value: isinstance(value, list) and all(map(is_count, value)),
+    "length": is_count,
+    "at": is_count,
+    "losses": lambda value: isinstance(value, list) and all(map(is_number, value)),
+    "curve": lambda rows: are_rows(rows) and all({"step", "held_out"} <= row.keys() for row in rows),
+    "kept": is_count,
+    "stopped": lambda value: isinstance(value, str),
+    "before": is_number,
+}
+
+
+class _Targets:
+    """The teacher's outputs for batches, kept up to a number of bytes; states are rounded to bfloat16 in any case."""
+
+    def __init__(self, teacher: PreTrainedModel, batches: Sequence[Batch], room: int) -> None:
+        self.teacher, self.batches, self.room = teacher, batches, room
+        self.kept: dict[int, Read] = {}
+
+    @torch.no_grad()
+    def __getitem__(self, i: int) -> Read:
+        if i in self.kept:
+            return self.kept[i]
+        found = read(self.teacher, self.batches[i])
+        if found.states is not None:  # one part in 500 of a number is far below the distances that are trained
+            found = replace(found, states=found.states.bfloat16())
+        size = sum(t.nbytes for t in (*found.logits.values(), *([] if found.states is None else [found.states])))
+        if size <= self.room:
+            self.room -= size
+            self.kept[i] = found
+        return found
 
 
 @contextmanager
@@ -112,7 +434,11 @@ def _in_float32(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _distance(found: Read, wanted: Read) -> Tensor:
-    """KL divergence of logits, or squared error of last hidden states and cosine of their means."""
+    """How far a model's outputs for a batch are from the teacher's: a scalar, 0 if they are equal, in float32.
+
+    For models with logits it is their KL divergence, for others half the relative squared error of the last hidden
+    states and 1 - cosine of their means. It is a mean over the batch, so that batches can be averaged by their length.
+    """
     if wanted.logits:
         parts = [_of_logits(found.logits[name].float(), p.float()) for name, p in wanted.logits.items()]
         return torch.stack(parts).sum()

@@ -1,13 +1,14 @@
 """`snnk.hf.compress`: a folder with a model in, a folder with the compressed model and its report out.
 
-Everything is written into a temporary folder beside the output, which is renamed at the end: a run that is killed
-leaves no output, and never a part of one.
+The output is written into a temporary folder beside it, which is renamed at the end: a run that is killed leaves no
+output, and never a part of one. It leaves a checkpoint, from which the same call goes on.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -16,12 +17,15 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from snnk import _checks, _io
+from snnk._checkpoint import checkpoint_of
 from snnk._environment import environment
 from snnk.hf.architectures import find_ffns, parse_layers
 from snnk.hf.calibration import HELD_OUT, Calibration, load_calibration
 from snnk.hf.compression import report as pages
 from snnk.hf.compression.agreement import MEAN, POOLINGS, measure, probe
-from snnk.hf.compression.blocks import Progress, compress_
+from snnk.hf.compression.blocks import compress_
+from snnk.hf.compression.checkpoint import Checkpoint, fingerprint
+from snnk.hf.compression.distill import AUTO, Progress, unseen
 from snnk.hf.compression.planning import Plan
 from snnk.hf.compression.planning import plan as make_plan
 from snnk.hf.cost import stored
@@ -31,6 +35,7 @@ from snnk.hf.record import hold_out
 
 KEEP = 0.25  # if there is neither `keep` nor a target
 LEAST = 0.01  # of keep: with less, a block is hardly more than a constant
+MORE_TOKENS = 450_000  # for the distillation, beside those of the fit
 
 
 @quiet()
@@ -47,14 +52,15 @@ def compress(
     plan: str | Path | None = None,
     joint: bool = False,
     refine: int = 120,
-    recover: int = 0,
+    recover: int | str = AUTO,
+    recover_minutes: float = 5.0,
     max_error: float | None = None,
     column: str | None = None,
     max_length: int = 128,
     texts: bool = True,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = unseen,
 ) -> dict[str, Any]:
     """Compress the feed-forward blocks of a model into a new folder, with a report; what `snnk compress` does.
 
@@ -66,12 +72,13 @@ def compress(
         keep, target_size, target_speedup, layers, kind: of `snnk.hf.plan`. Default: keep=0.25.
         plan: a plan.json, in place of these options.
         joint: choose the numbers of atoms of all blocks together, from the calibration inputs.
-        refine, recover, max_error, seed: of `snnk.hf.compress_`.
+        refine, recover, recover_minutes, max_error, seed: of `snnk.hf.compress_`. The distillation also uses texts that
+            the fit has no room for.
         column: column of the texts. Default: the first column of texts.
         max_length: tokens per text at most.
         texts: show the held-out texts that lost most in report.json and report.html: the beginnings of ten at most.
         say: called with lines for people.
-        progress: called with (step, blocks done, all blocks).
+        progress: called with (step, blocks done, all blocks), then with (stage, steps done, all steps, note).
 
     Returns:
         The contents of report.json.
@@ -104,6 +111,7 @@ def compress(
         "joint": joint,
         "refine": refine,
         "recover": recover,
+        "recover_minutes": recover_minutes,
         "max_error": max_error,
         "column": column,
         "max_length": max_length,
@@ -115,6 +123,8 @@ def compress(
     if calibration is not None and not calibration.exists():
         raise FileNotFoundError(f"no calibration file or folder {calibration}")
     with _io.locked_output(out) as left:
+        if (out / "report.json").is_file():  # its run was killed before it could remove its checkpoint
+            shutil.rmtree(checkpoint_of(out), ignore_errors=True)
         _io.check_out(out)  # a run that held the lock may have made it
         for path in left:
             say(f"removed {path}, which a run that was killed had left")
@@ -178,48 +188,64 @@ def _compress(
         column=settings["column"],
         max_length=length,
         held_out=HELD_OUT,
+        more_tokens=MORE_TOKENS if settings["recover"] else 0,
         seed=settings["seed"],
     )
     say(f"calibration: {batches}")
     held = batches.held_out or _tenth(batches)
     if type(network).__name__.endswith("ForMultipleChoice"):  # one choice per text, whose score is compared
-        for part in (batches, held):
+        for part in (batches, batches.more, held):
             part[:] = [{name: x[:, None] for name, x in batch.items()} for batch in part]
     pooling, note = _pooling(folder)
     outputs = probe(network, batches[0], pooling)  # before any work
-    if settings["joint"]:
-        progress("choosing numbers of atoms", 0, blocks)
-        plan = _plan(network, settings, batches)
-    say(str(plan))
-    original = copy.deepcopy(network)
-    options = {name: settings[name] for name in ("refine", "max_error", "recover", "seed")}
-    done = compress_(network, plan, batches, progress=progress, original=original, **options)
-    say(str(replace(done, agreement={})))  # it is measured on more inputs below
-    progress("comparing outputs", blocks, blocks)
-    sets = [measure(original, network, held, pooling=pooling, texts=settings["texts"])]
-    for figures in (done.agreement, *(found["figures"] for found in sets)):
-        _check_finite(figures)
-    progress("measuring latency", blocks, blocks)
-    found = {
-        "format": pages.FORMAT,
-        "base_model": model if not Path(model).exists() else folder.resolve().name,
-        "model_class": type(network).__name__,
-        "sentence_transformers": sentences,
-        "blocks_in_all": blocks,
-        "bytes": {"original": _bytes(original), "compressed": _bytes(network)},
-        "latency": pages.latency(original, network, batches),
-        "agreement": sets[0]["figures"],
-        "held_out": sets,
-        "compared": outputs.compared + (note if outputs.pooled else ""),
-        "calibration": _described(batches),
-        "settings": settings,
-        "seed": settings["seed"],
-        "versions": environment(),
-        "plan": plan.to_dict(),
-        "report": {key: value for key, value in done.to_dict().items() if key != "agreement"},
-    }
-    _write(network, plan, found, folder, inner, out)
-    return found
+    given = {**settings, "plan": None if settings["plan"] is None else plan.to_dict()}
+    with Checkpoint(checkpoint_of(out), fingerprint(given, network, [*batches, *batches.more])) as checkpoint:
+        if checkpoint.plan is not None:
+            say(f"going on from {checkpoint}")
+            plan = checkpoint.plan
+        elif settings["joint"]:
+            progress("choosing numbers of atoms", 0, blocks)
+            plan = _plan(network, settings, batches)
+        checkpoint.start(plan)
+        say(str(plan))
+        original = copy.deepcopy(network)
+        options = {name: settings[name] for name in ("refine", "max_error", "recover", "recover_minutes", "seed")}
+        done = compress_(
+            network,
+            plan,
+            batches,
+            more=batches.more,
+            progress=progress,
+            original=original,
+            checkpoint=checkpoint,
+            **options,
+        )
+        say(str(replace(done, agreement={})))  # it is measured on more inputs below
+        progress("comparing outputs", blocks, blocks)
+        sets = [measure(original, network, held, pooling=pooling, texts=settings["texts"])]
+        for figures in (done.agreement, *(found["figures"] for found in sets)):
+            _check_finite(figures)
+        progress("measuring latency", blocks, blocks)
+        found = {
+            "format": pages.FORMAT,
+            "base_model": model if not Path(model).exists() else folder.resolve().name,
+            "model_class": type(network).__name__,
+            "sentence_transformers": sentences,
+            "blocks_in_all": blocks,
+            "bytes": {"original": _bytes(original), "compressed": _bytes(network)},
+            "latency": pages.latency(original, network, batches),
+            "agreement": sets[0]["figures"],
+            "held_out": sets,
+            "compared": outputs.compared + (note if outputs.pooled else ""),
+            "calibration": _described(batches),
+            "settings": settings,
+            "seed": settings["seed"],
+            "versions": environment(),
+            "plan": plan.to_dict(),
+            "report": {key: value for key, value in done.to_dict().items() if key != "agreement"},
+        }
+        _write(network, plan, found, folder, inner, out)
+        return found
 
 
 def load(folder: Path, say: Callable[[str], None], sentences: bool = False) -> tuple[PreTrainedModel, Any]:

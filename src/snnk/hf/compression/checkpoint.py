@@ -1,0 +1,132 @@
+"""The state of a run of `snnk.hf.compress` in a folder beside its output, from which a stopped run goes on.
+
+| file | contents |
+|---|---|
+| start.json | the key of the run and its plan |
+| block-NAME.safetensors | a block as soon as it is fitted: its new tensors, its entry in config.json, its report |
+| distillation.safetensors | the state of the distillation, see distill.py |
+
+Every file appears whole or not at all. The folder is removed when the output is complete, and when the run ends in an
+error that the same command would end in again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from snnk import _io
+from snnk._checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from snnk._environment import environment
+from snnk.hf.architectures import FFN
+from snnk.hf.compression.planning import Plan
+from snnk.hf.cost import stored
+from snnk.hf.models import Batch
+from snnk.hf.replace import Replacement, rebuild_
+
+PACKAGES = ("snnk", "torch", "transformers")  # whose versions are part of the key
+ADVICE = "delete it to start again"
+
+
+class Checkpoint:
+    """`with Checkpoint(folder, key)`: the state of a run.
+
+    Args:
+        folder: where its files are, or will be.
+        key: the `fingerprint` of the run. A folder with another key is refused, and stays as it is.
+    """
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self.folder, self.key = folder, key
+        self.distillation = folder / "distillation.safetensors"
+        self.plan: Plan | None = None
+        if (folder / "start.json").exists():
+            start = _io.read_json(folder / "start.json", f"the start of a run of snnk compress, so delete {folder}")
+            if not isinstance(start, dict) or not {"key", "plan"} <= start.keys():
+                raise CheckpointError(f"{folder / 'start.json'} has no key and plan; {ADVICE}: {folder}")
+            if start["key"] != key:
+                raise CheckpointError(
+                    f"{folder} belongs to a run that was stopped, with other options, texts, weights or versions; "
+                    f"use those, name another output, or {ADVICE}"
+                )
+            self.plan = Plan.from_dict(start["plan"])
+            _io.remove_leftovers_in(folder)
+
+    def start(self, plan: Plan) -> None:
+        """Keep the plan, which may have been chosen by measurements."""
+        self.plan = plan
+        self.folder.mkdir(exist_ok=True)
+        _io.write_json(self.folder / "start.json", {"key": self.key, "plan": plan.to_dict()})
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        again = isinstance(error, ValueError | TypeError) and not isinstance(error, CheckpointError)
+        if error is None or again:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __str__(self) -> str:
+        blocks = len([*self.folder.glob("block-*.safetensors")])
+        distilling = ", and a part of the distillation" if self.distillation.exists() else ""
+        return f"{self.folder}, which has {blocks} blocks{distilling}"
+
+    def keep(self, block: FFN, new: Replacement | None, report: Mapping[str, Any]) -> None:
+        """Keep what replaced a block, or that it stays, and its report."""
+        parts = {} if new is None else {str(i): module.state_dict() for i, module in enumerate(new.modules)}
+        entry = None if new is None else block.configs[0].quantization_config.blocks[block.name]
+        write_checkpoint(self._file(block), parts, {"key": self.key, "entry": entry, "report": dict(report)})
+
+    def restore_(self, block: FFN, undo: ExitStack) -> tuple[Replacement | None, dict[str, Any]] | None:
+        """Replace a block by what was kept for it, and return this and its report; None if there is nothing."""
+        path = self._file(block)
+        if not path.exists():
+            return None
+        parts, facts = read_checkpoint(path, self.key, {"entry": _is_entry, "report": lambda x: isinstance(x, dict)})
+        if facts["entry"] is None:
+            return None, facts["report"]
+        new = rebuild_(block, facts["entry"], path.stat().st_size)
+        undo.callback(new.restore_)
+        try:
+            for i, module in enumerate(new.modules):
+                module.load_state_dict(parts[str(i)])
+        except (RuntimeError, LookupError) as error:
+            raise CheckpointError(f"{path} does not fit {block.name}: {error}; {ADVICE}: {self.folder}") from error
+        return new, facts["report"]
+
+    def _file(self, block: FFN) -> Path:
+        return self.folder / f"block-{block.name}.safetensors"
+
+
+def _is_entry(value: Any) -> bool:
+    return value is None or isinstance(value, dict)
+
+
+def fingerprint(settings: Mapping[str, Any], model: PreTrainedModel, batches: Iterable[Batch]) -> str:
+    """Hash of everything that the result of a run depends on: options, weights, inputs and versions of packages."""
+    versions = {name: value for name, value in environment().items() if name in PACKAGES}
+    digest = hashlib.blake2b(json.dumps([dict(settings), versions], sort_keys=True).encode(), digest_size=16)
+    for name, tensor in stored(model).items():
+        digest.update(name.encode())
+        digest.update(_bytes(tensor))
+    for batch in batches:
+        for name, value in batch.items():
+            digest.update(f"{name} {tuple(value.shape)}".encode())
+            digest.update(_bytes(value))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
