@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from snnk import _checks
 from snnk.hf.architectures import FFN
 from snnk.hf.compression.agreement import agreement, outputs_of
-from snnk.hf.compression.checkpoint import Checkpoint
+from snnk.hf.compression.checkpoint import CompressionCheckpoint
 from snnk.hf.compression.distill import AUTO, Progress, Recovery, recover_, unseen
 from snnk.hf.compression.ffn import fit, make_tokens, unknowns
 from snnk.hf.compression.planning import KEPT, Plan, at_least_zero, enough
@@ -99,7 +99,7 @@ def compress_(
     seed: int = 0,
     progress: Progress = unseen,
     original: PreTrainedModel | None = None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: CompressionCheckpoint | None = None,
 ) -> CompressionReport:
     """Replace the blocks of a model as planned, in place, fitted to inputs without labels.
 

@@ -38,8 +38,8 @@ PACKAGES = ("snnk", "torch", "transformers")  # whose versions are part of the k
 ADVICE = "delete it to start again"
 
 
-class Checkpoint:
-    """`with Checkpoint(folder, key)`: the state of a run.
+class CompressionCheckpoint:
+    """`with CompressionCheckpoint(folder, key)`: the state of a run.
 
     Args:
         folder: where its files are, or will be.
@@ -68,7 +68,7 @@ class Checkpoint:
         self.folder.mkdir(exist_ok=True)
         _io.write_json(self.folder / "start.json", {"key": self.key, "plan": plan.to_dict()})
 
-    def __enter__(self) -> Checkpoint:
+    def __enter__(self) -> CompressionCheckpoint:
         return self
 
     def __exit__(

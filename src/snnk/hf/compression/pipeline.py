@@ -24,7 +24,7 @@ from snnk.hf.calibration import HELD_OUT, Calibration, load_calibration
 from snnk.hf.compression import report as pages
 from snnk.hf.compression.agreement import MEAN, POOLINGS, measure, probe
 from snnk.hf.compression.blocks import compress_
-from snnk.hf.compression.checkpoint import Checkpoint, fingerprint
+from snnk.hf.compression.checkpoint import CompressionCheckpoint, fingerprint
 from snnk.hf.compression.distill import AUTO, Progress, unseen
 from snnk.hf.compression.planning import Plan
 from snnk.hf.compression.planning import plan as make_plan
@@ -199,7 +199,9 @@ def _compress(
     pooling, note = _pooling(folder)
     outputs = probe(network, batches[0], pooling)  # before any work
     given = {**settings, "plan": None if settings["plan"] is None else plan.to_dict()}
-    with Checkpoint(checkpoint_of(out), fingerprint(given, network, [*batches, *batches.more])) as checkpoint:
+    with CompressionCheckpoint(
+        checkpoint_of(out), fingerprint(given, network, [*batches, *batches.more])
+    ) as checkpoint:
         if checkpoint.plan is not None:
             say(f"going on from {checkpoint}")
             plan = checkpoint.plan
