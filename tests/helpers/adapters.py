@@ -10,7 +10,7 @@ from snnk.peft.model import layers_of
 from helpers.architectures import make, perturb_
 
 
-def adapted(row="bert", auto=hf.AutoModel, trained=True, dtype=None, **options):
+def adapted(row="bert", auto=None, trained=True, dtype=None, **options):
     """A tiny model with adapters, nothing in them at its initial value if `trained`."""
     model = get_peft_model(make(row, auto).to(dtype or torch.float32), SNNKConfig(**{"num_features": 4, **options}))
     if trained:

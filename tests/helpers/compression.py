@@ -58,6 +58,8 @@ def some_batches(row="bert", count=12, size=16, seed=0, padding=0):
     generator = torch.Generator().manual_seed(seed)
     if row in IMAGES:
         return [{"pixel_values": torch.randn(size, 3, 8, 8, generator=generator)} for _ in range(count)]
+    if row == "whisper":
+        return [{"input_features": torch.randn(size, 4, 12, generator=generator)} for _ in range(count)]
     batches = []
     for _ in range(count):
         ids, mask = torch.randint(3, 40, (size, 9), generator=generator), torch.ones(size, 9, dtype=torch.long)

@@ -9,23 +9,26 @@ from torch import nn
 import snnk
 from snnk.hf import find_ffns
 from snnk.hf.architectures import ARCHITECTURES, choose_layers, parse_layers
-from snnk.hf.record import observe
+from snnk.hf.compression.planning import importance
+from snnk.hf.record import ActivationCache, observe
 from snnk.hf.replace import cost_after, replace_
 
 from helpers.architectures import (
     CONFIGS,
     FEATURELESS,
-    IMAGE,
-    IMAGES,
     KINDS,
     ROWS,
     TEXT,
+    TOWERS,
     WIDTH,
     D,
+    heads,
     inputs,
     make,
     output,
     replaced,
+    towers,
+    width,
 )
 
 
@@ -42,16 +45,15 @@ def test_every_row_has_a_model():
 
 @pytest.mark.parametrize("row", ROWS)
 def test_blocks_are_found_under_the_same_names_below_any_head(row):
-    head = hf.AutoModelForImageClassification if row in IMAGES else hf.AutoModelForSequenceClassification
-    bare, headed = find_ffns(make(row)), find_ffns(make(row, head))
+    bare, headed = find_ffns(make(row)), find_ffns(make(row, getattr(hf, heads(row)[2])))
     assert [f.name for f in bare] == [f.name for f in headed]
     assert [f.index for f in bare] == [0, 1]
     for ffn in bare:
-        assert (ffn.in_features, ffn.width, ffn.out_features, ffn.kind) == (D, WIDTH, D, "dense")
+        assert (ffn.in_features, ffn.width, ffn.out_features, ffn.kind) == (D, width(row), D, "dense")
         matrices = 3 if ffn.gated else 2
         biases = sum(b.numel() for b in (ffn.up_bias(), ffn.gate_bias(), ffn.down_bias()) if b is not None)
-        assert ffn.multiply_adds == matrices * D * WIDTH
-        assert ffn.num_parameters == matrices * D * WIDTH + biases
+        assert ffn.multiply_adds == matrices * D * width(row)
+        assert ffn.num_parameters == matrices * D * width(row) + biases
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -88,8 +90,8 @@ def test_identity_swap(row):
     model = make(row)
     before = output(model, row)
     for ffn in find_ffns(model):
-        rows = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(4))
-        new = replace_(ffn, "atoms", WIDTH).copy_rows_(rows)
+        rows = torch.randperm(width(row), generator=torch.Generator().manual_seed(4))
+        new = replace_(ffn, "atoms", width(row)).copy_rows_(rows)
         assert isinstance(new.down, nn.Linear)
         assert isinstance(new.up, nn.Linear)
     torch.testing.assert_close(output(model, row), before, atol=1e-5, rtol=1e-5)
@@ -97,7 +99,7 @@ def test_identity_swap(row):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("row", ["bert", "gpt2", "llama", "opt", "dinov2"])
+@pytest.mark.parametrize("row", ["bert", "dinov2", "dinov2+swiglu", "falcon", "gpt2", "llama", "opt", "phi3"])
 def test_replaced_blocks_compute_down_of_phi(row, kind):
     model = make(row)
     dense = find_ffns(model)[0].multiply_adds
@@ -120,7 +122,7 @@ def test_replaced_blocks_compute_down_of_phi(row, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("row", ["bert", "gpt2", "llama"])
+@pytest.mark.parametrize("row", ["bert", "gpt2", "llama", "modernbert", "gte"])
 def test_restore(row, kind):
     model = make(row)
     before, keys = output(model, row), list(model.state_dict())
@@ -214,16 +216,86 @@ def test_dtype_and_training_mode_follow_the_block():
     assert output(model.eval(), "bert").isfinite().all()
 
 
+VARIED = {  # models of one row that are wired otherwise
+    "bloom": {"apply_residual_connection_post_layernorm": True},
+    "clip_text_model": {"hidden_act": "gelu"},
+    "falcon": {"bias": True, "num_ln_in_parallel_attn": 1},
+    "gemma3_text": {"hidden_activation": "gelu"},
+    "modernbert": {"mlp_bias": True},
+    "siglip_vision_model": {"vision_use_head": False},
+    "t5": {"feed_forward_proj": "gelu"},
+}
+
+
+@pytest.mark.parametrize("row", VARIED)
+def test_variants_of_a_row(row):
+    model = make(row, **VARIED[row])
+    before, seen = output(model, row), observed(model, row)
+    for ffn, one in zip(find_ffns(model), seen, strict=True):
+        torch.testing.assert_close(ffn.forward(one.inputs), one.outputs)
+    for ffn in find_ffns(model):
+        replace_(ffn, "atoms", width(row)).copy_rows_(range(width(row)))
+    torch.testing.assert_close(output(model, row), before, atol=1e-5, rtol=1e-5)
+
+
+def test_a_norm_before_the_sum_leaves_no_residual():
+    """Gemma 2: the block is fitted to the original's own output, and outputs count by the factors of the norm."""
+    model = make("gemma2")
+    ffn, seen = find_ffns(model)[0], observed(model, "gemma2")[0]
+    assert not seen.residual.any() and torch.equal(seen.sum, seen.outputs)
+    factors = (1 + ffn.block.post_feedforward_layernorm.weight).abs()
+    torch.testing.assert_close(importance(ffn, seen.sum.flatten(0, 1))[1], factors, rtol=1e-5, atol=1e-5)
+
+
+def test_the_output_of_a_dropped_block_may_be_changed_in_place():
+    model = make("falcon")
+    (new, _) = replaced(model, "drop")
+    bias = new.down.bias.detach().clone()
+    with torch.no_grad():
+        model(input_ids=torch.ones(1, 1, dtype=torch.long))  # with one token nothing is expanded
+    assert torch.equal(new.down.bias, bias)
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_towers_are_found_and_padding_counts_for_texts_only(name):
+    model = towers(name)
+    ffns = find_ffns(model)
+    assert [ffn.name for ffn in ffns] == [
+        f"{part}_model.encoder.layers.{i}" for part in ("text", "vision") for i in (0, 1)
+    ]
+    assert [ffn.index for ffn in ffns] == [0, 1, 2, 3]
+    before = output(model, name)
+    for ffn in ffns:
+        replace_(ffn, "atoms", WIDTH).copy_rows_(range(WIDTH))
+    torch.testing.assert_close(output(model, name), before, atol=1e-5, rtol=1e-5)
+    cache = ActivationCache(model, [inputs(name)])
+    tokens = int(inputs(name)["attention_mask"].sum())
+    patches = 3 * (5 if name == "clip" else 4)
+    assert [len(cache.advance(ffn)[0][0]) for ffn in find_ffns(model)] == [tokens, tokens, patches, patches]
+    tower = type(model.vision_model)(model.config.vision_config)
+    assert [ffn.name for ffn in find_ffns(tower)] == ["encoder.layers.0", "encoder.layers.1"]
+
+
+@pytest.mark.parametrize("row", ["bert", "xlm-roberta", "modernbert", "gte"])
+def test_cross_encoders_and_embedding_models(row):
+    """BGE, E5 and GTE models are of these types, and rerankers are classifiers with one output."""
+    model = make(row, hf.AutoModelForSequenceClassification, num_labels=1)
+    before = output(model, row)
+    assert before.shape == (3, 1)
+    for ffn in find_ffns(model):
+        replace_(ffn, "atoms", width(row)).copy_rows_(range(width(row)))
+    torch.testing.assert_close(output(model, row), before, atol=1e-5, rtol=1e-5)
+
+
 def test_unknown_models_are_refused_with_a_reason():
-    t5 = hf.T5Model(hf.T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, vocab_size=9))
     albert = hf.AlbertModel(hf.AlbertConfig(**TEXT, embedding_size=8))
-    swiglu = hf.Dinov2Model(hf.Dinov2Config(**IMAGE, use_swiglu_ffn=True))
+    slow = make("bloom", slow_but_exact=True, pretraining_tp=2)
     fnet = hf.FNetModel(hf.FNetConfig(hidden_size=8, num_hidden_layers=1, intermediate_size=8, vocab_size=9))
-    for model, reason in ((t5, r"wo\.weight"), (albert, "shared"), (swiglu, "one tensor"), (fnet, "known are bert")):
+    for model, reason in ((albert, "shared"), (slow, "in slices"), (fnet, "known are bert")):
         with pytest.raises(ValueError, match=f"{reason}.*A row in snnk.hf.architectures"):
             find_ffns(model)
     with pytest.raises(TypeError, match="unwrap it first"):
-        find_ffns(nn.Sequential(t5))
+        find_ffns(nn.Sequential(fnet))
 
 
 def test_known_models_without_their_modules_are_refused():

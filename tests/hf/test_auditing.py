@@ -14,7 +14,7 @@ from torch import nn
 from snnk.hf.auditing import audit
 from snnk.hf.cost import multiply_adds, stored
 
-from helpers.architectures import IMAGES, ROWS, TEXT, WIDTH, D, make, replaced
+from helpers.architectures import IMAGES, ROWS, TEXT, TOWERS, WIDTH, D, make, replaced, towers
 
 TIED = [
     ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
@@ -41,16 +41,17 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize("row", ROWS)
 def test_every_architecture_is_counted(row):
     model = make(row).train()
-    modes = [module.training for module in model.modules()]
+    modes, cache = [module.training for module in model.modules()], getattr(model.config, "use_cache", True)
     found = audit(model, tokens=(3, 4))
     assert found.notes == () and [block.kind for block in found.blocks] == ["dense", "dense"]
-    assert found.batch == ("3 x 3 x 8 x 8 images" if row in IMAGES else "3 x 4 tokens")
-    assert found.parameters_unique == sum(t.numel() for t in model.state_dict().values())
+    sizes = "3 x 3 x 8 x 8 images" if row in IMAGES else "3 x 4 x 12 sounds" if row == "whisper" else "3 x 4 tokens"
+    assert found.batch == sizes
+    assert found.parameters_unique == sum({t.data_ptr(): t.numel() for t in model.state_dict().values()}.values())
     assert found.stored_bytes == 4 * found.parameters_unique and found.dtypes == {"float32": found.stored_bytes}
-    assert found.unit == ("image" if row in IMAGES else "token")
+    assert sizes.endswith(f"{found.unit}s")
     assert sum(block.multiply_adds for block in found.blocks) < found.multiply_adds_one < found.multiply_adds
     assert [module.training for module in model.modules()] == modes and not any(p.is_meta for p in model.parameters())
-    assert getattr(model.config, "use_cache", True)
+    assert getattr(model.config, "use_cache", True) == cache == ("t5" not in row)  # T5's encoder never has a cache
 
 
 def test_multiply_adds_by_hand():
@@ -146,18 +147,26 @@ def test_dtypes_shards_and_another_head(tmp_path):
 
 
 def test_unknown_architectures_have_all_but_the_table(tmp_path):
-    config = hf.T5Config(d_model=D, d_kv=8, d_ff=WIDTH, num_layers=1, num_heads=2, vocab_size=40)
-    config.decoder_start_token_id = 0
-    for source in (hf.T5ForConditionalGeneration(config), save(hf.T5ForConditionalGeneration(config), tmp_path / "t5")):
+    config = hf.AlbertConfig(**TEXT, embedding_size=8)
+    for source in (hf.AlbertModel(config), save(hf.AlbertModel(config), tmp_path / "albert")):
         found = audit(source, latency=True, rounds=1, tokens=(1, 4))
-        assert found.blocks == () and re.match(r"no table of blocks: .*'t5'", found.notes[0])
+        assert found.blocks == () and re.match(r"no table of blocks: .*'albert'", found.notes[0])
         assert found.multiply_adds > found.multiply_adds_one > 0 and found.seconds > 0
-    clip = hf.CLIPVisionConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4)
-    text = hf.CLIPTextConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=9)
-    model = hf.CLIPModel(hf.CLIPConfig(text_config=text.to_dict(), vision_config=clip.to_dict()))
+
+
+def test_models_that_cannot_be_run_have_all_but_multiply_adds():
+    model = hf.Wav2Vec2Model(hf.Wav2Vec2Config(**TEXT, conv_dim=(8,), conv_stride=(2,), conv_kernel=(2,)))
     found = audit(model)
     assert found.multiply_adds is None and found.stored_bytes > 0 and "not counted" in found.notes[0]
     assert "-" in str(found)
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_texts_and_images(name):
+    found = audit(towers(name), tokens=(3, 4))
+    assert found.notes == () and (found.batch, found.unit) == ("3 x 4 tokens", "token")
+    assert [block.name.partition(".")[0] for block in found.blocks] == ["text_model"] * 2 + ["vision_model"] * 2
+    assert found.multiply_adds > 3 * sum(block.multiply_adds for block in found.blocks)
 
 
 def test_the_same_names_as_for_compress(folders, tmp_path, monkeypatch):

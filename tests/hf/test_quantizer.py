@@ -14,7 +14,20 @@ from snnk.hf import find_ffns
 from snnk.hf.quantizer import register
 from snnk.hf.replace import SNNKQuantizationConfig, replace_
 
-from helpers.architectures import CAUSAL, IMAGES, KINDS, ROWS, WIDTH, D, inputs, make, output, perturb_, replaced
+from helpers.architectures import (
+    KINDS,
+    ROWS,
+    TOWERS,
+    WIDTH,
+    D,
+    heads,
+    inputs,
+    make,
+    output,
+    perturb_,
+    replaced,
+    towers,
+)
 from helpers.processes import in_a_fresh_process
 
 MIXED = ("atoms", "linear", "drop", "relu", "cos")  # one layer each
@@ -23,13 +36,6 @@ MIXED = ("atoms", "linear", "drop", "relu", "cos")  # one layer each
 def save(model, folder, row):
     model.save_pretrained(folder)
     save_file({**inputs(row), "output": output(model, row).contiguous()}, folder / "example.safetensors")
-
-
-def heads(row):
-    if row in IMAGES:
-        return ["AutoModel", "AutoModelForImageClassification", "AutoModelForImageClassification"]
-    language = "AutoModelForCausalLM" if row in CAUSAL else "AutoModelForMaskedLM"
-    return ["AutoModel", language, "AutoModelForSequenceClassification"]
 
 
 def mixed(auto=hf.AutoModelForSequenceClassification, **options):
@@ -73,22 +79,57 @@ def test_a_fresh_process_gives_equal_outputs_for_all_architectures_heads_and_kin
 
 def test_without_snnk_loading_fails(tmp_path):
     cases = {}
-    for row in ("bert", "gpt2", "llama", "opt", "vit"):
+    rows = ("bert", "dinov2+swiglu", "gpt2", "gte", "llama", "opt", "phi3", "t5+gated", "vit")
+    for row in rows:
         for kind in KINDS:
             model = make(row)
             # as many features as neurons: the second layer's weight alone would not clash
             replaced(model, kind, [1], m=6 if kind == "atoms" else WIDTH)
             save(model, tmp_path / f"{row}-{kind}", row)
-            cases[f"{row}-{kind}"] = ("AutoModel", row)
+            cases[f"{row}-{kind}"] = (heads(row)[0], row)
         for ffn in find_ffns(model := make(row)):
             replace_(ffn, "atoms", WIDTH).copy_rows_(range(WIDTH))
         save(model, tmp_path / f"{row}-all", row)
-        cases[f"{row}-all"] = ("AutoModel", row)
+        cases[f"{row}-all"] = (heads(row)[0], row)
     answers = in_a_fresh_process(tmp_path, cases, "assert 'snnk' not in sys.modules")
     # all atoms of nn.Linear blocks are the plain model again
-    plain = {name: answers.pop(name) for name in [f"{row}-all" for row in ("bert", "llama", "opt", "vit")]}
+    plain = {name: answers.pop(name) for name in [f"{row}-all" for row in rows if row != "gpt2"]}
     assert max(plain.values()) < 1e-6
     assert {name: a for name, a in answers.items() if "mismatch" not in str(a)} == {}
+
+
+def test_towers_and_encoders_of_decoders(tmp_path):
+    """Models of two towers, and models whose encoder alone is replaced, which still generate."""
+    for name in TOWERS:
+        model = towers(name)
+        for i, kind in enumerate(("atoms", "relu", "linear", "drop")):
+            replaced(model, kind, [i])
+        model.save_pretrained(tmp_path / name)
+        loaded = hf.AutoModel.from_pretrained(tmp_path / name)
+        torch.testing.assert_close(output(loaded, name), output(model, name), atol=1e-6, rtol=1e-6)
+        assert [f.kind for f in find_ffns(loaded)] == ["atoms", "relu", "linear", "drop"]
+    for row, auto in (("t5+gated", hf.AutoModelForSeq2SeqLM), ("whisper", hf.AutoModelForSpeechSeq2Seq)):
+        model = make(row, auto, decoder_start_token_id=1)
+        replaced(model, "relu", [0])
+        replaced(model, "atoms", [1])
+        model.save_pretrained(tmp_path / row)
+        loaded = auto.from_pretrained(tmp_path / row)
+        batch = inputs(row) | {"decoder_input_ids": torch.ones(3, 2, dtype=torch.long)}
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(**batch).logits, model(**batch).logits, atol=1e-5, rtol=1e-5)
+        tokens = [m.generate(**inputs(row), max_new_tokens=4, do_sample=False) for m in (model, loaded)]
+        assert torch.equal(*tokens)
+
+
+def test_gated_t5_in_half_precision(tmp_path):
+    """transformers leaves T5's second layers in float32; the modules in their place get what they can multiply."""
+    model = make("t5+gated")
+    replaced(model, "relu", [0])
+    replaced(model, "linear", [1])
+    model.save_pretrained(tmp_path)
+    loaded = hf.AutoModelForTextEncoding.from_pretrained(tmp_path, dtype=torch.float16)
+    assert {find_ffns(loaded)[0].slot(which).weight.dtype for which in ("up", "down")} == {torch.float16, torch.float32}
+    assert (output(loaded, "t5+gated").float() - output(model, "t5+gated")).abs().max() < 0.05
 
 
 def test_registering_twice_is_harmless():

@@ -13,7 +13,8 @@ from helpers.architectures import ROWS, inputs, make, replaced
 
 
 def layers(row):
-    return {"distilbert": "n_layers", "gpt2": "n_layer"}.get(row, "num_hidden_layers")
+    names = {"distilbert": "n_layers", "gpt2": "n_layer", "whisper": "encoder_layers"}
+    return "num_layers" if "t5" in row else names.get(row, "num_hidden_layers")
 
 
 def walked(model, batches, indices, between=lambda i: None):

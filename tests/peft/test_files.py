@@ -33,8 +33,10 @@ from snnk.peft.patterns import is_quick
 from helpers.adapters import adapted, maps, train_
 from helpers.architectures import ROWS, D, inputs, make, output, perturb_
 
-# the others are of the same classes as one of these
-FAMILIES = [r for r in ROWS if r not in ("camembert", "mistral", "opt+post-norm", "qwen2", "xlm-roberta")]
+# the others are of the same classes, or have layers of the same names, as one of these
+SAME = ("camembert", "dinov2_with_registers", "dinov2_with_registers+swiglu", "gemma", "gemma3_text", "mistral", "mt5")
+SAME += ("mt5+gated", "opt+post-norm", "qwen2", "siglip_text_model", "siglip_vision_model", "xlm-roberta")
+FAMILIES = [row for row in ROWS if row not in SAME]
 FRESH = """
 import sys, warnings
 import torch

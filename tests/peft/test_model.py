@@ -430,10 +430,11 @@ def test_refused_adapters_leave_the_model_as_it_was(options, message):
 
 
 def test_unknown_architectures_and_names():
-    t5 = hf.T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
-    with pytest.raises(ValueError, match=r"got a t5 model\. Give target_modules"):
-        get_peft_model(hf.T5ForConditionalGeneration(t5), SNNKConfig())
-    model = get_peft_model(hf.T5ForConditionalGeneration(t5), SNNKConfig(target_modules=["wo"]))
+    bart = hf.BartConfig(vocab_size=9, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, encoder_layers=1)
+    bart.decoder_layers, bart.encoder_attention_heads, bart.decoder_attention_heads = 1, 2, 2
+    with pytest.raises(ValueError, match=r"got a bart model\. Give target_modules"):
+        get_peft_model(hf.BartModel(bart), SNNKConfig())
+    model = get_peft_model(hf.BartModel(bart), SNNKConfig(target_modules=["fc2"]))
     assert len(names(model)) == 2
     with pytest.raises(ValueError, match="got a Sequential model"):
         get_peft_model(torch.nn.Sequential(torch.nn.Linear(3, 3)), SNNKConfig())

@@ -3,8 +3,8 @@ r"""Where the blocks of a transformer are: one row of names for each architectur
 A feed-forward block computes y = W2 f(W1 x + b1) + b2, or, if gated, y = W2 (f(Wg x + bg) * (W1 x + b1)) + b2. An
 attention block computes y = Wo c + bo, where c has the values of all heads, mixed over tokens by their queries and
 keys. The residual stream goes on with s = r + scale * y. With post-norm (BERT) the LayerNorm behind the block reads s;
-with pre-norm (ViT, GPT-2, Llama) the norm of the next block reads it, or the whole layer returns it. Names are relative
-to the base model and so the same for every head of the model.
+with pre-norm (ViT, GPT-2, Llama) the norm of the next block reads it, or the whole layer returns it; with a norm before
+the sum (Gemma 2) s is y alone. Names are relative to the base model and so the same for every head of the model.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class AttentionNames:
         interleaved: whether one layer for all has its outputs in the order (head, query/key/value, number) instead of
             (query/key/value, head, number).
         fixed: the reason why queries and keys keep their sizes; "" if nothing but their dot products is used.
+        refused: the reason why the block cannot be replaced at all; "" if it can.
     """
 
     module: str
@@ -49,6 +50,7 @@ class AttentionNames:
     size: tuple[str, ...] = ()
     interleaved: bool = False
     fixed: str = ""
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,15 @@ class Architecture:
     Args:
         block: pattern of a layer's name, relative to the base model, such as "encoder.layer.{}".
         up, activation, down: names of the first linear layer, the activation and the second linear layer.
-        gate: name of the linear layer that the activation is applied to, if the block is gated.
-        sum: name of the module whose input is residual + block output; "" if it is the output of the layer.
+        gate: name of the linear layer that the activation is applied to, if the block is gated. It is the name of `up`
+            if both are one layer, whose first half of outputs is the gate.
+        sum: name of the module whose input is residual + block output; "" if it is the output of the layer. With a
+            norm between block and residual (Gemma 2), it is that norm, and the residual is 0: a norm has no inverse,
+            so that the block is fitted to the original's own output instead of to the stream.
         scale: name of a parameter by which the block's output is multiplied before the sum.
         attention: names of self-attention.
+        masked: whether attention_mask has one entry per token of the layer; images and sounds have no mask.
+        together: whether files have `gate` and `up` as one tensor, which transformers splits while loading.
     """
 
     block: str
@@ -72,6 +79,8 @@ class Architecture:
     sum: str = ""
     scale: str | None = None
     attention: AttentionNames | None = None
+    masked: bool = True
+    together: bool = False
 
 
 ROTARY = "rotary embeddings turn pairs of their numbers by different angles, so that the pairs cannot be mixed"
@@ -143,7 +152,7 @@ _VIT_ATTENTION = AttentionNames(
     sum="layernorm_after",
     size=("attention.head_dim",),
 )
-_VIT = Architecture("layers.{}", "mlp.fc1", "mlp.activation_fn", "mlp.fc2", attention=_VIT_ATTENTION)
+_VIT = Architecture("layers.{}", "mlp.fc1", "mlp.activation_fn", "mlp.fc2", attention=_VIT_ATTENTION, masked=False)
 _GPT2_ATTENTION = AttentionNames("attn", "attn.c_attn", "attn.c_attn", "attn.c_attn", "attn.c_proj", sum="ln_2")
 _LLAMA_ATTENTION = AttentionNames(
     "self_attn",
@@ -158,42 +167,172 @@ _LLAMA = Architecture(
     "layers.{}", "mlp.up_proj", "mlp.act_fn", "mlp.down_proj", gate="mlp.gate_proj", attention=_LLAMA_ATTENTION
 )
 
+_NORMED = "each of their heads goes through a norm of its own, which needs all numbers, and rotary embeddings follow"
+_GEMMA2 = replace(_LLAMA, sum="post_feedforward_layernorm")
+# Files of Nomic, GTE and Jina models have queries, keys and values as one tensor, which is split into equal parts.
+_SPLIT_ATTENTION = replace(
+    _LLAMA_ATTENTION, refused="files have its queries, keys and values as one tensor of three equal parts"
+)
+_NOMIC = replace(_LLAMA, sum="post_mlp_layernorm", attention=_SPLIT_ATTENTION)
+_CLIP = Architecture(
+    "encoder.layers.{}",
+    "mlp.fc1",
+    "mlp.activation_fn",
+    "mlp.fc2",
+    attention=replace(_OPT_ATTENTION, sum="layer_norm2"),
+)
+_DINOV2 = replace(
+    _VIT,
+    block="encoder.layer.{}",
+    scale="layer_scale2.lambda1",
+    attention=replace(_VIT_ATTENTION, sum="norm2", scale="layer_scale1.lambda1"),
+)
+_DINOV2_SWIGLU = replace(
+    _DINOV2, up="mlp.up_proj", activation="mlp.act_fn", down="mlp.down_proj", gate="mlp.gate_proj", together=True
+)
+_GPT_NEOX_ATTENTION = AttentionNames(
+    "attention",
+    "attention.query_key_value",
+    "attention.query_key_value",
+    "attention.query_key_value",
+    "attention.dense",
+    interleaved=True,
+    fixed=ROTARY,
+)
+_GPT_NEOX = Architecture(
+    "layers.{}", "mlp.dense_h_to_4h", "mlp.act", "mlp.dense_4h_to_h", attention=_GPT_NEOX_ATTENTION
+)
+_BLOOM_ATTENTION = AttentionNames(
+    "self_attention",
+    "self_attention.query_key_value",
+    "self_attention.query_key_value",
+    "self_attention.query_key_value",
+    "self_attention.dense",
+    sum="post_attention_layernorm",
+    size=("self_attention.head_dim",),
+    interleaved=True,
+)
+_FALCON_ATTENTION = replace(_BLOOM_ATTENTION, sum="", size=(), interleaved=False, fixed=ROTARY)
+_FALCON = replace(_GPT_NEOX, block="h.{}", attention=_FALCON_ATTENTION)
+_T5 = Architecture(
+    "encoder.block.{}",
+    "layer.1.DenseReluDense.wi",
+    "layer.1.DenseReluDense.act",
+    "layer.1.DenseReluDense.wo",
+    attention=AttentionNames(
+        "layer.0.SelfAttention",
+        "layer.0.SelfAttention.q",
+        "layer.0.SelfAttention.k",
+        "layer.0.SelfAttention.v",
+        "layer.0.SelfAttention.o",
+        sum="layer.1.layer_norm",
+        size=("layer.0.SelfAttention.key_value_proj_dim",),
+    ),
+)
+_GATED_T5 = replace(_T5, up="layer.1.DenseReluDense.wi_1", gate="layer.1.DenseReluDense.wi_0")
+
 # By config.model_type, followed by the variant that VARIANTS finds. A new row needs a tiny configuration in
-# tests/helpers/architectures.py and nothing else: the tests of wiring and of saving run over all rows.
+# tests/helpers/architectures.py and nothing else: the tests of wiring and of saving run over all rows. Of models with
+# an encoder and a decoder (T5, Whisper) a row names the layers of the encoder. A model of several towers (CLIP) needs
+# no row of its own, as each tower has one.
 ARCHITECTURES: dict[str, Architecture] = {
     "bert": _BERT,
+    "bloom": replace(_GPT_NEOX, block="h.{}", activation="mlp.gelu_impl", attention=_BLOOM_ATTENTION),
     "camembert": _BERT,
+    "clip_text_model": _CLIP,
+    "clip_vision_model": replace(_CLIP, masked=False),
     "deberta-v2": replace(_BERT, attention=_DEBERTA_ATTENTION),
     "deit": _VIT,
-    "dinov2": replace(
-        _VIT,
-        block="encoder.layer.{}",
-        scale="layer_scale2.lambda1",
-        attention=replace(_VIT_ATTENTION, sum="norm2", scale="layer_scale1.lambda1"),
-    ),
+    "dinov2": _DINOV2,
+    "dinov2+swiglu": _DINOV2_SWIGLU,
+    "dinov2_with_registers": _DINOV2,
+    "dinov2_with_registers+swiglu": _DINOV2_SWIGLU,
     "distilbert": _DISTILBERT,
     "electra": _BERT,
+    "falcon": _FALCON,  # 7B
+    "falcon+grouped": replace(  # 40B and 180B
+        _FALCON, attention=replace(_FALCON_ATTENTION, refused="its one layer has queries and keys in groups of heads")
+    ),
+    "falcon+sequential": replace(  # RW-1B and RW-7B
+        _FALCON, attention=replace(_FALCON_ATTENTION, sum="post_attention_layernorm", interleaved=True)
+    ),
+    "gemma": _LLAMA,
+    "gemma2": _GEMMA2,
+    "gemma3_text": replace(_GEMMA2, attention=replace(_LLAMA_ATTENTION, fixed=_NORMED)),
     "gpt2": Architecture("h.{}", "mlp.c_fc", "mlp.act", "mlp.c_proj", attention=_GPT2_ATTENTION),
+    "gpt_neox": _GPT_NEOX,
+    "gpt_neox+sequential": replace(_GPT_NEOX, attention=replace(_GPT_NEOX_ATTENTION, sum="post_attention_layernorm")),
+    "gte": replace(_NOMIC, together=True),
+    "jina_embeddings_v3": replace(_VIT, sum="post_mlp_layernorm", attention=_SPLIT_ATTENTION, masked=True),
     "llama": _LLAMA,
     "mistral": _LLAMA,
+    "modernbert": Architecture(
+        "layers.{}",
+        "mlp.Wi",
+        "mlp.act",
+        "mlp.Wo",
+        gate="mlp.Wi",
+        attention=AttentionNames(
+            "attn", "attn.Wqkv", "attn.Wqkv", "attn.Wqkv", "attn.Wo", sum="mlp_norm", fixed=ROTARY
+        ),
+    ),
     "mpnet": replace(_BERT, attention=_MPNET_ATTENTION),
+    "mt5": _T5,
+    "mt5+gated": _GATED_T5,
+    "nomic_bert": _NOMIC,
     "opt": _OPT,
     "opt+post-norm": replace(
         _OPT, sum="final_layer_norm", attention=replace(_OPT_ATTENTION, sum="self_attn_layer_norm")
     ),
+    "phi3": replace(
+        _LLAMA,
+        up="mlp.gate_up_proj",
+        gate="mlp.gate_up_proj",
+        activation="mlp.activation_fn",
+        attention=replace(
+            _LLAMA_ATTENTION, query="self_attn.qkv_proj", key="self_attn.qkv_proj", value="self_attn.qkv_proj"
+        ),
+    ),
     "qwen2": _LLAMA,
+    "qwen3": replace(_LLAMA, attention=replace(_LLAMA_ATTENTION, fixed=_NORMED)),
     "roberta": _BERT,
+    "siglip_text_model": _CLIP,
+    "siglip_vision_model": replace(_CLIP, masked=False),
+    "t5": _T5,
+    "t5+gated": _GATED_T5,
     "vit": _VIT,
+    "whisper": replace(_OPT, block="encoder.layers.{}", masked=False),
     "xlm-roberta": _BERT,
 }
-VARIANTS: dict[str, Callable[[PretrainedConfig], str]] = {
-    "dinov2": lambda config: "+swiglu" if config.use_swiglu_ffn else "",
+
+
+def _swiglu(config: Any) -> str:
+    return "+swiglu" if config.use_swiglu_ffn else ""
+
+
+def _gated(config: Any) -> str:
+    return "+gated" if config.is_gated_act else ""  # Flan-T5 and the 1.1 versions of T5
+
+
+def _falcon(config: Any) -> str:
+    if config.new_decoder_architecture or config.parallel_attn != config.multi_query:
+        return "+grouped"
+    return "" if config.parallel_attn else "+sequential"
+
+
+VARIANTS: dict[str, Callable[[Any], str]] = {
+    "bloom": lambda config: "+slow" if config.slow_but_exact and config.pretraining_tp > 1 else "",
+    "dinov2": _swiglu,
+    "dinov2_with_registers": _swiglu,
+    "falcon": _falcon,
+    "gpt_neox": lambda config: "" if config.use_parallel_residual else "+sequential",
+    "mt5": _gated,
     "opt": lambda config: "" if config.do_layer_norm_before else "+post-norm",  # opt-350m
+    "t5": _gated,
 }
 REFUSED = {
     "albert": "its layers are one shared layer, so that replacing a block in one replaces it in all",
-    "dinov2+swiglu": "its gate and first layer are one tensor in files, and [0] for both cannot be split while loading",
-    **dict.fromkeys(("t5", "mt5", "umt5", "longt5"), "its blocks read wo.weight themselves, to choose a dtype"),
+    "bloom+slow": "with slow_but_exact it reads the weight of its second layer in slices; set slow_but_exact=False",
 }
 
 
@@ -207,17 +346,33 @@ class Cost(NamedTuple):
 def cost_of(modules: Iterable[nn.Module | None]) -> Cost:
     """The cost of linear layers and feature maps."""
     tensors = [item for m in modules if m is not None for item in m.state_dict(keep_vars=True).items()]
-    matrices = (t.numel() for name, t in tensors if name.rpartition(".")[2] in ("weight", "projection"))
+    matrices = (t.numel() for name, t in tensors if name.rpartition(".")[2] in ("weight", "projection") and t.ndim > 1)
     return Cost(sum(t.numel() for _, t in tensors), sum(matrices))
+
+
+class Chain(nn.Sequential):
+    """The new modules of a gated block, in place of the module that multiplied by the gate."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        down: Any = self[-1]
+        return down(self.hidden(x).to(down.bias.dtype))  # as T5 does, whose second layers stay in float32
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The input of the last module."""
+        for module in list(self)[:-1]:
+            x = module(x)
+        return x
 
 
 @dataclass(eq=False)
 class ModelBlock:
     """A part of one layer that adds to the residual stream. Its properties follow the modules that stand there now."""
 
-    index: int  # number of the layer
+    layer: str  # name of the layer, relative to the base model
+    index: int  # number of the layer; in a model of several towers all layers are counted, tower by tower
     row: Architecture
     block: nn.Module = field(repr=False)  # the layer
+    config: PretrainedConfig = field(repr=False)  # that of the tower, or of the base model
     configs: tuple[PretrainedConfig, ...] = field(repr=False)  # those of base model and head, mostly one object
 
     @property
@@ -292,11 +447,11 @@ class FFN(ModelBlock):
 
     @property
     def name(self) -> str:
-        return self.row.block.format(self.index)
+        return self.layer
 
     @property
     def layers(self) -> tuple[Any, ...]:
-        return tuple(map(self.slot, ("up", "gate", "down")))
+        return tuple(self.chain or map(self.slot, ("up", "gate", "down")))
 
     @property
     def in_features(self) -> int:
@@ -312,8 +467,19 @@ class FFN(ModelBlock):
         return _sizes(self.slot("down"))[1]
 
     @property
+    def chain(self) -> Chain | None:
+        """The new modules of a gated block that was replaced by other features than its own neurons."""
+        parent = _at(self.block, self.row.up.rpartition(".")[0])
+        return parent if isinstance(parent, Chain) else None
+
+    @property
     def gated(self) -> bool:
-        return self.slot("gate") is not None
+        return self.row.gate is not None and self.chain is None
+
+    @property
+    def fused(self) -> bool:
+        """Whether gate and first layer are one layer."""
+        return self.gated and self.row.gate == self.row.up
 
     @property
     def activation(self) -> Callable[[Tensor], Tensor]:
@@ -321,17 +487,17 @@ class FFN(ModelBlock):
 
     def up_weight(self) -> Tensor:
         """(width, in)."""
-        return weight_of(self._linear("up"))
+        return self._half("up", weight_of(self._linear("up")))
 
     def up_bias(self) -> Tensor | None:
-        return self._linear("up").bias
+        return self._half("up", self._linear("up").bias)
 
     def gate_weight(self) -> Tensor | None:
         """(width, in), or None if the block has no gate."""
-        return weight_of(self._linear("gate")) if self.gated else None
+        return self._half("gate", weight_of(self._linear("gate"))) if self.gated else None
 
     def gate_bias(self) -> Tensor | None:
-        return self._linear("gate").bias if self.gated else None
+        return self._half("gate", self._linear("gate").bias) if self.gated else None
 
     def down_weight(self) -> Tensor:
         """(out, width)."""
@@ -342,12 +508,24 @@ class FFN(ModelBlock):
 
     def hidden(self, x: Tensor) -> Tensor:
         """The input of the second layer: (*, in) -> (*, width)."""
-        up, gate = self.slot("up"), self.slot("gate")
-        return self.activation(up(x)) if gate is None else self.activation(gate(x)) * up(x)
+        if self.chain is not None:
+            return self.chain.hidden(x)
+        up = self.slot("up")(x)
+        if not self.gated:
+            return self.activation(up)
+        gate, up = up.chunk(2, -1) if self.fused else (self.slot("gate")(x), up)
+        return self.activation(gate) * up
 
     def forward(self, x: Tensor) -> Tensor:
         """The block without dropout and residual: (*, in) -> (*, out)."""
         return self.slot("down")(self.hidden(x))
+
+    def _half(self, which: str, tensor: Any) -> Any:
+        """The rows of "up" or "gate" in a tensor of its layer."""
+        if tensor is None or not self.fused:
+            return tensor
+        half = len(tensor) // 2
+        return tensor[half:] if which == "up" else tensor[:half]
 
 
 @dataclass(eq=False)
@@ -362,7 +540,7 @@ class Attention(ModelBlock):
 
     @property
     def name(self) -> str:
-        return f"{self.row.block.format(self.index)}.{self.names.module}"
+        return f"{self.layer}.{self.names.module}"
 
     @property
     def layers(self) -> tuple[Any, ...]:
@@ -376,8 +554,10 @@ class Attention(ModelBlock):
     @property
     def heads(self) -> tuple[int, int]:
         """Number of heads of queries, and of keys and values."""
-        heads = int(self.configs[0].num_attention_heads)
-        return heads, int(getattr(self.configs[0], "num_key_value_heads", None) or heads)
+        heads = int(self.config.num_attention_heads)
+        if getattr(self.config, "multi_query", False) and self.fused:  # Falcon
+            return heads, 1
+        return heads, int(getattr(self.config, "num_key_value_heads", None) or heads)
 
     @property
     def head_size(self) -> int:
@@ -437,30 +617,51 @@ def find_ffns(model: PreTrainedModel) -> list[FFN]:
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model must be a transformers PreTrainedModel; got {type(model).__name__}; unwrap it first")
-    base, kind = model.base_model, kind_of(model.config)
-    if kind not in ARCHITECTURES:
+    base, kind, ffns = model.base_model, kind_of(model.config), list[FFN]()
+    configs: dict[int, Any] = {id(config): config for config in (base.config, model.config)}
+    rows = rows_of(model)
+    if not rows:
         reason = REFUSED.get(kind, f"known are {', '.join(ARCHITECTURES)}")
         raise ValueError(
             f"the blocks of a {kind!r} model cannot be replaced: {reason}. A row in snnk.hf.architectures adds a type"
         )
-    row = ARCHITECTURES[kind]
-    layers = _at(base, row.block.removesuffix(".{}"))
-    if not isinstance(layers, nn.ModuleList) or not len(layers):
-        raise ValueError(f"{type(model).__name__} has no layers at {row.block!r}, where {kind!r} models have them")
-    configs: dict[int, Any] = {id(config): config for config in (base.config, model.config)}
-    ffns = [FFN(i, row, block, tuple(configs.values())) for i, block in enumerate(layers)]
+    for tower, row in rows.items():
+        part: Any = _at(base, tower)
+        layers = _at(part, row.block.removesuffix(".{}"))
+        if not isinstance(layers, nn.ModuleList) or not len(layers):
+            where = f"{row.block!r} of {tower}" if tower else repr(row.block)
+            raise ValueError(f"{type(model).__name__} has no layers at {where}, where models of its type have them")
+        for i, block in enumerate(layers):
+            name = ".".join(filter(None, (tower, row.block.format(i))))
+            ffns.append(FFN(name, len(ffns), row, block, part.config, tuple(configs.values())))
     for ffn in ffns:
-        wanted = [w for w in ("up", "activation", "down", "gate", "sum", "scale") if getattr(row, w)]
+        wanted = [w for w in ("up", "activation", "down", "gate", "sum", "scale") if getattr(ffn.row, w)]
         if ffn.kind not in ("dense", "atoms"):
             wanted = [w for w in wanted if w not in ("activation", "gate")]
-        missing = [getattr(row, which) for which in wanted if ffn.slot(which) is None]
+        missing = [getattr(ffn.row, which) for which in wanted if ffn.slot(which) is None]
         if missing:
-            raise ValueError(f"{ffn.name} of {type(model).__name__} has no {', '.join(missing)}, as {kind!r} models do")
+            raise ValueError(
+                f"{ffn.name} of {type(model).__name__} has no {', '.join(missing)}, as models of its type do"
+            )
     return ffns
 
 
+def rows_of(model: PreTrainedModel) -> dict[str, Architecture]:
+    """The row of a model, under "", or those of its towers, under their names; none if the table has no such type."""
+    kind = kind_of(model.config)
+    if kind in ARCHITECTURES:
+        return {"": ARCHITECTURES[kind]}
+    if model.config.is_encoder_decoder:  # every layer of a decoder reads what the encoder returns
+        return {}
+    return {
+        name: ARCHITECTURES[kind_of(part.config)]
+        for name, part in model.base_model.named_children()
+        if isinstance(part, PreTrainedModel) and kind_of(part.config) in ARCHITECTURES
+    }
+
+
 def find_attentions(model: PreTrainedModel) -> list[Attention]:
-    """The self-attention of each layer, by depth; none if the model's row does not name it.
+    """The self-attention of each layer, by depth; none if it cannot be replaced, or if the model's row names none.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -468,7 +669,11 @@ def find_attentions(model: PreTrainedModel) -> list[Attention]:
         >>> [(attention.name, attention.heads, attention.head_size) for attention in find_attentions(model)]
         [('encoder.layer.0.attention', (2, 2), 4)]
     """
-    found = [Attention(f.index, f.row, f.block, f.configs) for f in find_ffns(model) if f.row.attention is not None]
+    found = [
+        Attention(ffn.layer, ffn.index, ffn.row, ffn.block, ffn.config, ffn.configs)
+        for ffn in find_ffns(model)
+        if ffn.row.attention is not None and not ffn.row.attention.refused
+    ]
     for attention in found:
         names = [w for w in ("module", "query", "key", "value", "out", "sum", "scale") if getattr(attention.names, w)]
         missing = [getattr(attention.names, which) for which in names if attention.slot(which) is None]

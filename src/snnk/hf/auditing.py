@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from snnk import _checks, _io
@@ -33,10 +33,11 @@ from snnk.hf.cost import (
     tied_names,
 )
 from snnk.hf.folders import check_folder, find_folder, find_transformer
-from snnk.hf.models import class_of, load_model, read_config, refuse_sizes, token_limit
+from snnk.hf.models import class_of, example_inputs, load_model, read_config, refuse_sizes
 from snnk.hf.quantizer import SNNKQuantizer
 from snnk.hf.replace import METHOD, SNNKQuantizationConfig
 
+UNITS = {"input_ids": "token", "pixel_values": "image", "input_features": "sound"}  # by the name of the first input
 FIGURES = {  # attributes of Audit that are compared with those of the original
     "stored_bytes": "stored bytes",
     "parameters_unique": "parameters, each stored once",
@@ -221,8 +222,8 @@ def _describe(model: PreTrainedModel, files: list[Path], tokens: tuple[int, int]
     for dtype, _, size in parts:
         sizes[dtype] += size
     try:
-        one, many = (_inputs(model, size) for size in ((1, 1), tokens))
-        unit = "image" if "pixel_values" in many else "token"
+        one, many = (example_inputs(model, size) for size in ((1, 1), tokens))
+        unit = UNITS[next(iter(many))]
         batch = " x ".join(map(str, next(iter(many.values())).shape)) + f" {unit}s"
         figures = {"unit": unit, "batch": batch, "multiply_adds_one": count_forward(model, one)[0]}
         figures["multiply_adds"], shape = count_forward(model, many)
@@ -255,23 +256,11 @@ def _header(file: Path) -> list[tuple[str, int, int]]:
     ]  # BOOL: 1 byte
 
 
-def _inputs(model: PreTrainedModel, tokens: tuple[int, int]) -> dict[str, Tensor]:
-    """Inputs with the sizes of the configuration."""
-    config: Any = model.config
-    batch, length = tokens
-    if model.main_input_name == "pixel_values":
-        size = config.image_size
-        height, width = (size, size) if isinstance(size, int) else size
-        return {"pixel_values": torch.zeros(batch, config.num_channels, height, width, dtype=model.dtype)}
-    ids = torch.arange(batch * min(length, token_limit(config) or length)).reshape(batch, -1) % config.vocab_size
-    return {"input_ids": ids, **({"decoder_input_ids": ids} if config.is_encoder_decoder else {})}
-
-
 def _latency(models: list[PreTrainedModel], tokens: tuple[int, int], rounds: int) -> list[float]:
     """Seconds per batch of each model, the original last."""
 
     def forward(model: PreTrainedModel) -> Callable[[], float]:
-        inputs = {name: x.to(model.device) for name, x in _inputs(model, tokens).items()}
+        inputs = {name: x.to(model.device) for name, x in example_inputs(model, tokens).items()}
         return lambda: float(model(**inputs)[0].flatten()[0])  # waits for an accelerator
 
     with ExitStack() as modes:

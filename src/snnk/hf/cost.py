@@ -114,7 +114,7 @@ def count_forward(model: nn.Module, inputs: dict[str, Tensor], biases: bool = Fa
     """Multiply-adds and the shape of the first output, on the meta device."""
     mapping: Any = {torch.ops.aten.addmm: _biased_product, torch.ops.aten.convolution: _biased_convolution}
     # transformers reads values of plain meta tensors, such as whether there is padding, but not of fake tensors
-    fake = FakeTensorMode()
+    fake = FakeTensorMode(allow_non_fake_inputs=True)  # Falcon keeps tensors that are no buffers
 
     def shapes(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         return {name: fake.from_tensor(tensor.detach().to("meta")) for name, tensor in tensors}

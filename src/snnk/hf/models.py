@@ -8,6 +8,7 @@ the head for masked words in the files of a BERT.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -136,6 +137,38 @@ def token_limit(config: PretrainedConfig) -> int | None:
         return count
     padding = getattr(config, "pad_token_id", None)
     return count - 1 - (1 if padding is None or config.model_type == "mpnet" else padding)  # MPNet's is always 1
+
+
+def example_inputs(model: PreTrainedModel, tokens: tuple[int, int]) -> dict[str, Tensor]:
+    """Inputs with the sizes of the configuration: texts of so many tokens, images, sounds, or texts and images.
+
+    Args:
+        model: on any device.
+        tokens: number of texts, images or sounds, and tokens per text.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9))
+        >>> example_inputs(model, (2, 3))
+        {'input_ids': tensor([[0, 1, 2],
+                [3, 4, 5]])}
+    """
+    config: Any = model.config
+    batch, length = tokens
+    text, vision = (getattr(config, part, config) for part in ("text_config", "vision_config"))
+    names = inspect.signature(model.forward).parameters
+    length = min(length, token_limit(text) or length)
+    ids = torch.arange(batch * length).reshape(batch, -1) % getattr(text, "vocab_size", 1)
+    decoded = {"decoder_input_ids": ids} if "decoder_input_ids" in names else {}
+    if model.main_input_name == "input_features":
+        shape = (batch, config.num_mel_bins, 2 * config.max_source_positions)  # Whisper's convolution halves the length
+        return {"input_features": torch.zeros(shape, dtype=model.dtype), **decoded}
+    both = all(hasattr(model.base_model, part) for part in ("text_model", "vision_model"))
+    images = {}
+    if both or model.main_input_name == "pixel_values":
+        height, width = (vision.image_size,) * 2 if isinstance(vision.image_size, int) else vision.image_size
+        images["pixel_values"] = torch.zeros(batch, vision.num_channels, height, width, dtype=model.dtype)
+    return images if images and not both else {"input_ids": ids, **images, **decoded}
 
 
 @contextmanager

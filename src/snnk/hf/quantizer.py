@@ -106,7 +106,7 @@ class SNNKQuantizer(HfQuantizer):
         parts: dict[str, Any] = {}
         for block in find_blocks(model) if config.blocks else []:
             if block.kind != "dense":
-                parts[block.row.block.format(block.index)] = block.block
+                parts[block.layer] = block.block
         if self.pooler is not None and self.pooler.fits:
             parts[self.pooler.site.new[0]] = self.pooler.dense
             if self.pooler.kind == "head" and self.pooler.classifier is not None:

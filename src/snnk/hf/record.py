@@ -90,7 +90,7 @@ def _observer(ffn: FFN, callback: Callable[[FFN, Observation], None]) -> Callabl
 
     def note(name: str, x: Tensor, out: Any) -> None:
         if name != "sum":
-            seen[name] = x if name == "up" else out
+            seen[name] = x if name == "up" else out.clone()  # Falcon adds attention's output to it in place
             return
         total = x if ffn.norm is not None else out[0] if isinstance(out, tuple) else out
         # OPT runs its blocks on (batch * tokens, d)
@@ -142,7 +142,9 @@ class ActivationCache:
         self.layers = [ffn.block for ffn in find_ffns(model)]
         self.at = 0  # index of the layer whose inputs are kept
         self.kept: list[Tensor] = []  # one per batch, (batch, tokens, d)
-        self.lengths: dict[nn.Module, int] = {}  # lengths of the tuples that layers return; 0 for a tensor
+        # for each layer, what it returns beside the states: the number of the argument that it is, or None
+        self.passed: dict[nn.Module, list[int | None] | None] = {}  # None for a layer that returns no tuple
+        self.read: set[nn.Module] = set()  # layers that made an argument of a later layer, as T5's position bias
 
     @torch.no_grad()
     def advance(self, ffn: FFN) -> tuple[list[Tensor], list[Tensor]]:
@@ -153,6 +155,8 @@ class ActivationCache:
         residuals: list[Tensor] = []
         reached: list[Tensor] = []
 
+        made: dict[int, tuple[nn.Module, Any]] = {}  # by id, what layers of this pass made beside the states
+
         def start(_: nn.Module, args: Any, kwargs: Any) -> Any:
             if not self.kept:
                 return None
@@ -161,24 +165,32 @@ class ActivationCache:
 
         def end(_: nn.Module, args: Any, kwargs: Any) -> None:
             reached.append(args[0] if args else kwargs["hidden_states"])
+            self.read.update(made[id(x)][0] for x in _given(args, kwargs) if id(x) in made)
+            made.clear()
 
-        def length(layer: nn.Module, _: Any, out: Any) -> None:
-            self.lengths[layer] = len(out) if isinstance(out, tuple) else 0
+        def note_layer(layer: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+            given = [id(x) if isinstance(x, Tensor) else None for x in _given(args, kwargs)]
+            others = [x for x in out[1:] if isinstance(x, Tensor)] if isinstance(out, tuple) else []
+            made.update((id(x), (layer, x)) for x in others if id(x) not in given and id(x) not in made)
+            self.passed[layer] = (
+                [given.index(id(x)) if id(x) in given else None for x in out[1:]] if isinstance(out, tuple) else None
+            )
 
         def note(_: FFN, seen: Observation) -> None:
-            inputs.append(flat(seen.inputs, batch))
-            residuals.append(flat(seen.residual, batch))
+            inputs.append(flat(seen.inputs, batch, ffn.row.masked))
+            residuals.append(flat(seen.residual, batch, ffn.row.masked))
             raise _Seen
 
         with ExitStack() as stack:
             for layer in self.layers[self.at : ffn.index]:
-                stack.callback(layer.register_forward_hook(length).remove)
+                stack.callback(layer.register_forward_hook(note_layer, with_kwargs=True).remove)
             first, last = self.layers[self.at], self.layers[ffn.index]
             stack.callback(first.register_forward_pre_hook(start, with_kwargs=True).remove)
             stack.callback(last.register_forward_pre_hook(end, with_kwargs=True).remove)
             for layer in self.layers[: self.at]:  # these return their inputs, which nothing reads
-                stack.callback(_set_forward, layer, vars(layer).get("forward"))
-                _set_forward(layer, _identity(self.lengths[layer]))
+                if layer in self.passed and layer not in self.read:  # a tower that runs behind this one was not seen
+                    stack.callback(_set_forward, layer, vars(layer).get("forward"))
+                    _set_forward(layer, _identity(self.passed[layer]))
             stack.enter_context(observe([ffn], note))
             for batch in self.batches:
                 try:
@@ -189,11 +201,17 @@ class ActivationCache:
         return inputs, residuals
 
 
-def _identity(length: int) -> Callable[..., Any]:
-    """A forward that returns its input, in a tuple of the length that the layer returns."""
+def _given(args: Any, kwargs: Any) -> list[Any]:
+    return [*args, *kwargs.values()]
 
-    def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return (hidden_states, *[None] * (length - 1)) if length else hidden_states
+
+def _identity(passed: list[int | None] | None) -> Callable[..., Any]:
+    """A forward that returns its input, or a tuple with it and with the arguments of these numbers."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        given = _given(args, kwargs)
+        states = args[0] if args else kwargs["hidden_states"]
+        return states if passed is None else (states, *(None if i is None else given[i] for i in passed))
 
     return forward
 
@@ -233,15 +251,15 @@ def unchunked(model: nn.Module) -> Iterator[None]:
             module.chunk_size_feed_forward = size
 
 
-def flat(x: Tensor, batch: Batch) -> Tensor:
-    """Tokens of a feed-forward block without padding: (batch, tokens, d) -> (n, d)."""
-    return x.flatten(0, -2)[tokens_of(batch, x.shape[:-1]).to(x.device)]
+def flat(x: Tensor, batch: Batch, masked: bool = True) -> Tensor:
+    """Tokens of a block without padding: (batch, tokens, d) -> (n, d); all tokens if its row is not `masked`."""
+    return x.flatten(0, -2)[tokens_of(batch, x.shape[:-1], masked).to(x.device)]
 
 
-def tokens_of(batch: Batch, lead: torch.Size) -> Tensor:
+def tokens_of(batch: Batch, lead: torch.Size, masked: bool = True) -> Tensor:
     """True for tokens that are not padding, flattened from (batch, tokens)."""
     mask = batch.get("attention_mask")
-    if mask is None or "pixel_values" in batch:
+    if mask is None or not masked:
         return torch.ones(lead, dtype=torch.bool).flatten()
     if mask.numel() != lead.numel():  # multiple choice: the model makes (n, choices, tokens) into (n * choices, tokens)
         raise ValueError(

@@ -7,7 +7,8 @@ r"""Modules that replace a feed-forward block, and the JSON that describes them.
 
 The new modules, filled with zeros, go into the slots of the old ones, so that dropout, residual and LayerNorm stay as
 they are. Loading such a file without snnk must fail instead of drawing random weights: where no shape differs by
-itself, a tensor `weight` of shape [0], the sentinel, makes sure that it does.
+itself, a tensor `weight` of shape [0], the sentinel, makes sure that it does. Where files have the gate and the first
+layer as one tensor, both have a sentinel of shape [1], as [0] cannot be split.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from snnk import _checks
-from snnk.hf.architectures import FFN, Cost, cost_of, weight_of
+from snnk.hf.architectures import FFN, Architecture, Chain, Cost, cost_of, weight_of
 from snnk.maps import FEATURE_MAPS, FeatureMap, feature_map_from_config, make_feature_map
 from snnk.maps.base import CLASSES
 
@@ -49,15 +50,26 @@ def place_of(tensor: Tensor) -> FactoryKwargs:
     return {"device": tensor.device, "dtype": tensor.dtype}
 
 
-class SentinelIdentity(nn.Module):
-    """The identity, with the sentinel: a `weight` of shape [0], which no plain checkpoint has."""
+class Sentinel(nn.Module):
+    """A module with the sentinel: a `weight` of shape [0] or [1], which no plain checkpoint has."""
 
     weight: Tensor
 
-    def __init__(self, features: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, in_features: int, size: int = 0, *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
-        self.in_features = self.out_features = features
-        self.register_buffer("weight", torch.empty(0, device=device, dtype=dtype))
+        self.in_features = self.out_features = in_features
+        self.register_buffer("weight", torch.zeros(size, device=device, dtype=dtype))
+
+
+class SentinelIdentity(Sentinel):
+    """The identity, with the sentinel."""
+
+    @property
+    def bias(self) -> Tensor:
+        """The sentinel: SigLIP's loader draws the bias of a first layer, unless it is a tensor that was loaded."""
+        return self.weight
 
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -75,7 +87,7 @@ class Features(SentinelIdentity):
         return self.map(x)
 
 
-class Constant(SentinelIdentity):
+class Constant(Sentinel):
     """The vector `bias` for every token: (*, any) -> (*, out_features)."""
 
     def __init__(self, out_features: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
@@ -84,7 +96,8 @@ class Constant(SentinelIdentity):
         self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.bias.expand(*x.shape[:-1], self.out_features)
+        # a copy, as Falcon adds to the output of its blocks in place
+        return self.bias.expand(*x.shape[:-1], self.out_features).clone()
 
 
 class SNNKQuantizationConfig(QuantizationConfigMixin):
@@ -158,8 +171,8 @@ def _check_sizes(name: str, entry: Entry) -> None:
 class Replacement:
     """A block's new modules, to be filled, and its old ones, to be copied from or put back.
 
-    `down` is an nn.Linear, or for "drop" a module with a `bias`; `up` and `gate` are nn.Linear for "atoms". The old
-    modules are kept as long as this object.
+    `down` is an nn.Linear, or for "drop" a module with a `bias`; `up` and `gate` are nn.Linear for "atoms". If they are
+    one layer, it is `up`, and `gate` is None. The old modules are kept as long as this object.
     """
 
     ffn: FFN
@@ -205,9 +218,10 @@ class Replacement:
         for which in ("up", "gate"):
             new: Any = getattr(self, which)
             if new is not None:
-                new.weight.copy_(weight_of(self.original[which])[rows])
+                chosen = torch.cat([rows, rows + weight_of(old_down).shape[1]]) if self.ffn.fused else rows
+                new.weight.copy_(weight_of(self.original[which])[chosen])
                 if new.bias is not None:
-                    new.bias.copy_(self.original[which].bias[rows])
+                    new.bias.copy_(self.original[which].bias[chosen])
         return self.fill_(weight_of(old_down)[:, rows], old_down.bias)
 
     def restore_(self) -> None:
@@ -254,7 +268,9 @@ def replace_(
 def cost_after(ffn: FFN, kind: str | FeatureMap, num_features: int | None = None) -> Cost:
     """The cost of a block after `replace_`; the block itself stays as it is."""
     place: FactoryKwargs = {"device": "meta", "dtype": ffn.up_weight().dtype}
-    return cost_of(_modules(ffn, *_entry(ffn, kind, num_features, place), place))
+    entry, feature_map = _entry(ffn, kind, num_features, place)
+    up, gate, down = _modules(ffn, entry, feature_map, place)
+    return cost_of(_chain(ffn.row, up, down, place) if _chained(ffn, entry) else (up, gate, down))
 
 
 def _entry(
@@ -312,10 +328,10 @@ def _modules(
         raise ValueError(f"{ffn.name} has {width} neurons; num_features={m} atoms cannot be taken from them")
     if isinstance(ffn.slot("up"), Conv1D) and m == width == d:
         raise ValueError(f"{ffn.name} with all its {m} neurons is the old block; leave it as it is")
-    gate = zeros(d, m, ffn.gate_bias() is not None, place) if ffn.gated else None
+    gate = zeros(d, m, ffn.gate_bias() is not None, place) if ffn.gated and not ffn.fused else None
     # With all neurons the shapes are the old ones, and a file must not have a bias that plain transformers ignores.
     down = zeros(m, out, m < width or ffn.down_bias() is not None, place)
-    return zeros(d, m, ffn.up_bias() is not None, place), gate, down
+    return zeros(d, 2 * m if ffn.fused else m, ffn.up_bias() is not None, place), gate, down
 
 
 def _swap(ffn: FFN, entry: Entry, feature_map: FeatureMap | None, place: FactoryKwargs) -> Replacement:
@@ -325,20 +341,32 @@ def _swap(ffn: FFN, entry: Entry, feature_map: FeatureMap | None, place: Factory
     paths = {getattr(row, which): module for which, module in slots.items() if getattr(row, which)}
     old_entry = getattr(getattr(ffn.configs[0], "quantization_config", None), "blocks", {}).get(ffn.name)
     note_(ffn.configs, ffn.name, entry)
-    if kind != "atoms" and ffn.gated:
+    if _chained(ffn, entry):
         parent = row.up.rpartition(".")[0]
         paths = {parent: ffn.block.get_submodule(parent)}
-        both = {path.rpartition(".")[2]: module for path, module in ((row.up, up), (row.down, down))}
-        set_slot(ffn.block, parent, nn.Sequential(OrderedDict(both)))
+        set_slot(ffn.block, parent, _chain(row, up, down, place))
     else:
         set_slot(ffn.block, row.up, up)
         set_slot(ffn.block, row.down, down)
-        if row.gate is not None:
-            set_slot(ffn.block, row.gate, gate)
+        if gate is not None:
+            set_slot(ffn.block, str(row.gate), gate)
         if kind != "atoms":
             set_slot(ffn.block, row.activation, nn.Identity())
     ffn.block.train(ffn.block.training)
     return Replacement(ffn, kind, up, down, gate, feature_map, {**slots, "slots": paths, "entry": old_entry})
+
+
+def _chained(ffn: FFN, entry: Entry) -> bool:
+    return ffn.gated and entry["kind"] != "atoms"
+
+
+def _chain(row: Architecture, up: Any, down: nn.Module, place: FactoryKwargs) -> Chain:
+    """The modules that replace a gated block, under the names of the old ones."""
+    names = {which: getattr(row, which).rpartition(".")[2] for which in ("gate", "up", "down")}
+    if not row.together:
+        return Chain(OrderedDict({names["up"]: up, names["down"]: down}))
+    marks = {names[which]: SentinelIdentity(up.in_features, 1, **place) for which in ("gate", "up")}
+    return Chain(OrderedDict({**marks, "features": up, names["down"]: down}))
 
 
 def zeros(in_features: int, out_features: int, bias: bool, place: FactoryKwargs) -> nn.Linear:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -25,9 +25,10 @@ from peft.tuners.tuners_utils import (
 )
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from snnk.hf.architectures import ARCHITECTURES, Architecture, kind_of
+from snnk.hf.architectures import ARCHITECTURES, Architecture, kind_of, rows_of
 from snnk.nn.adapter import SNNKAdapter
 from snnk.peft.config import ANEW, check_sums, checksum, compare_sums
 from snnk.peft.layer import NOT_MERGEABLE, AdaptedLinear, sizes
@@ -73,14 +74,14 @@ class SNNKModel(BaseTuner):
         placement = "houlsby" if target is None else target
         if not isinstance(placement, str) or placement not in PLACEMENTS:
             return peft_config
-        kind = kind_of(getattr(self.model, "config", None))
-        row = ARCHITECTURES.get(kind)
-        if row is None or row.attention is None:
+        rows = rows_of(self.model) if isinstance(self.model, PreTrainedModel) else {}
+        if not rows or any(row.attention is None for row in rows.values()):
+            kind = kind_of(getattr(self.model, "config", None))
             raise ValueError(
                 f"target_modules={placement!r} is known for {', '.join(ARCHITECTURES)}; got a "
                 f"{kind or type(self.model).__name__} model. Give target_modules as names of its linear layers"
             )
-        peft_config.target_modules = _placed(row, placement)
+        peft_config.target_modules = _placed(rows.values(), placement)
         return peft_config
 
     @staticmethod
@@ -260,14 +261,18 @@ class SNNKModel(BaseTuner):
         return found
 
 
-def _placed(row: Architecture, placement: str) -> str:
+def _placed(rows: Iterable[Architecture], placement: str) -> str:
     """The regular expression of the layers that get an adapter."""
-    names = [row.down] if placement == "pfeiffer" or row.attention is None else [row.attention.out, row.down]
-    block = re.escape(row.block).replace(r"\{\}", r"\d+")
-    return rf"(.*\.)?{block}\.({'|'.join(map(re.escape, names))})"
+    patterns = set()
+    for row in rows:
+        names = [row.down] if placement == "pfeiffer" or row.attention is None else [row.attention.out, row.down]
+        block = re.escape(row.block).replace(r"\{\}", r"\d+")
+        patterns.add(rf"{block}\.({'|'.join(map(re.escape, names))})")
+    found = "|".join(sorted(patterns))  # the towers of CLIP have the same
+    return rf"(.*\.)?{found}" if len(patterns) == 1 else rf"(.*\.)?({found})"
 
 
-_PLACED = {_placed(row, placement): placement for row in ARCHITECTURES.values() for placement in PLACEMENTS}
+_PLACED = {_placed([row], placement): placement for row in ARCHITECTURES.values() for placement in PLACEMENTS}
 
 
 def layers_of(model: Any, adapter_name: str) -> list[tuple[str, AdaptedLinear]]:

@@ -7,9 +7,7 @@ import transformers as hf
 from snnk import SNNKLinear
 from snnk.hf import bundle_, find_ffns, replace_ffn_
 
-from helpers.architectures import ROWS, make, output
-
-GATED = ("llama", "mistral", "qwen2")
+from helpers.architectures import GATED, ROWS, make, output
 
 
 @pytest.mark.parametrize("row", [r for r in ROWS if r not in GATED])

@@ -102,7 +102,7 @@ def test_offloaded_models_are_refused(tmp_path):
 def test_tokens_of():
     mask = torch.tensor([[[1, 1, 0], [1, 0, 0]]])  # one question with two answers
     assert tokens_of({"attention_mask": mask}, torch.Size([2, 3])).tolist() == [True, True, False, True, False, False]
-    assert tokens_of({"pixel_values": mask, "attention_mask": mask}, torch.Size([1, 5])).all()
+    assert tokens_of({"pixel_values": mask, "attention_mask": mask}, torch.Size([1, 5]), masked=False).all()
     assert tokens_of({"input_ids": mask}, torch.Size([2, 2])).shape == (4,)
     with pytest.raises(ValueError, match=r"one entry for each of \(2, 4\) tokens; got shape \(1, 2, 3\)"):
         tokens_of({"attention_mask": mask}, torch.Size([2, 4]))

@@ -239,7 +239,7 @@ def _streams(model: PreTrainedModel, ffns: list[FFN], batches: list[Batch]) -> d
     found: dict[str, list[Tensor]] = {ffn.name: [] for ffn in ffns}
 
     def note(ffn: FFN, seen: Observation) -> None:
-        found[ffn.name].append(flat(seen.sum, batch))
+        found[ffn.name].append(flat(seen.sum, batch, ffn.row.masked))
 
     with observe(ffns, note):
         for batch in batches if ffns else []:
@@ -266,8 +266,8 @@ def _divide(
 
 
 def _count(model: PreTrainedModel, ffn: FFN, batch: Batch) -> int:
-    """Tokens that are not padding; without a mask, as for images, they are counted at the first block."""
-    if "attention_mask" in batch and "pixel_values" not in batch:
+    """Tokens of a block that are not padding; without a mask, as for images, they are counted at the block."""
+    if "attention_mask" in batch and ffn.row.masked:
         return int(batch["attention_mask"].bool().sum())
     return len(ActivationCache(model, [batch]).advance(ffn)[0][0])
 

@@ -223,9 +223,19 @@ def importance(ffn: FFN, stream: Tensor) -> tuple[Tensor, Tensor]:
     """Weights of tokens (n,) and of outputs (out,): how much an error changes the input of the next layer."""
     spread = stream.float().var(-1, correction=0)
     rows = 1 / spread.clamp_min(1e-6 * float(spread.mean()) + 1e-30)
-    norm = getattr(ffn.norm, "weight", None)
-    columns = torch.ones(ffn.out_features, device=stream.device) if norm is None else norm.detach().abs().float()
+    columns = (
+        torch.ones(ffn.out_features, device=stream.device) if ffn.norm is None else _gain(ffn.norm, ffn.out_features)
+    )
     return rows, columns if ffn.scale is None else columns * ffn.scale.detach().abs().float()
+
+
+def _gain(norm: nn.Module, width: int) -> Tensor:
+    """The factors (width,) of a norm, which not every class keeps as its `weight`: Gemma's are 1 + weight."""
+    probe, half = torch.ones(width), width // 2
+    probe[:half] = -(width - half) / max(half, 1)  # of mean 0, without zeros
+    probe *= 1000 / probe.square().mean().sqrt()  # large, so that the norm's epsilon does not count
+    found = norm.forward(torch.stack([probe, -probe]).to(next(norm.parameters(), probe))).detach().float()
+    return 500 * (found[0] - found[1]).abs() / probe.abs().to(found.device)
 
 
 def sums(ffns: list[FFN], model: PreTrainedModel, batches: Iterable[Batch]) -> Iterator[tuple[FFN, RidgeStats]]:
@@ -235,7 +245,7 @@ def sums(ffns: list[FFN], model: PreTrainedModel, batches: Iterable[Batch]) -> I
     }
 
     def add(ffn: FFN, seen: Observation) -> None:
-        x, y, stream = (flat(tensor, batch) for tensor in (seen.inputs, seen.outputs, seen.sum))
+        x, y, stream = (flat(tensor, batch, ffn.row.masked) for tensor in (seen.inputs, seen.outputs, seen.sum))
         phi = torch.cat([ffn.hidden(x), x], 1)
         found[ffn.name].update(phi.cpu(), y.float().cpu(), importance(ffn, stream)[0].cpu())
 
