@@ -8,6 +8,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from snnk import hf
 from snnk.hf.calibration import load_calibration
 from snnk.hf.compression.figures import shown
+from snnk.hf.general import fragments
 
 from helpers.compression import TINY, check_page
 from helpers.heads import make
@@ -33,10 +34,8 @@ def test_the_folder_loads_and_equals_the_model_in_memory(run, bert, texts, tmp_p
     (bert / "pytorch_model.bin").write_text("weights of another kind")
     (bert / "onnx").mkdir()
     (bert / "onnx" / "model.onnx").write_text("weights of another kind")
-    code, out, err = run(
-        *("compress", bert, "--calibration", texts, "--keep", 0.5, "--refine", 2, "--recover", 0),
-        *("--out", tmp_path / "a" / "out"),
-    )
+    options = ["--no-widen", "--keep", 0.5, "--refine", 2, "--recover", 0, "--out", tmp_path / "a" / "out"]
+    code, out, err = run("compress", bert, "--calibration", texts, *options)
     assert code == 0 and err == "" and "encoder.layer.1" in out and "held-out error" in out and "stored MB" in out
     assert "12 texts of texts.txt" in out and "cosine, worst of 12" in out and "--no-texts leaves them out" in out
     folder = tmp_path / "a" / "out"
@@ -54,7 +53,13 @@ def test_the_folder_loads_and_equals_the_model_in_memory(run, bert, texts, tmp_p
     report = json.loads((folder / "report.json").read_text())
     assert [block["error"] for block in report["report"]["blocks"]] == [block.error for block in done.blocks]
     assert report["settings"]["keep"] == 0.5
-    assert report["calibration"] == {"file": "texts.txt", "kind": "texts", "count": 108, "column": None}
+    assert report["calibration"] == {
+        "file": "texts.txt",
+        "kind": "texts",
+        "count": 108,
+        "column": None,
+        "general_texts": 0,
+    }
     assert report["bytes"]["compressed"] < report["bytes"]["original"] and report["latency"]["rounds"] >= 3
     assert {"snnk", "torch", "transformers"} <= set(report["versions"]) and report["seed"] == 0
     page = " ".join(check_page((folder / "report.html").read_text()).texts)
@@ -297,11 +302,42 @@ def test_nothing_but_a_checkpoint_is_left_when_it_fails(run, bert, texts, tmp_pa
         assert code == 2 and not left
 
 
-def test_without_calibration_the_general_text_is_used_and_named(run, tmp_path):
+@pytest.fixture
+def english(tmp_path):
+    """The folder of a tiny model whose tokenizer knows the general text."""
     tokenizer = make_english()
     model = transformers.BertModel(transformers.BertConfig(**{**TINY, "vocab_size": len(tokenizer)}))
-    folder = save(model, tmp_path / "english", tokenizer)
-    code, out, err = run("compress", folder, "--keep", 0.5, "--refine", 0, "--out", tmp_path / "out")
+    return save(model, tmp_path / "english", tokenizer)
+
+
+def test_texts_are_widened_and_agreement_is_measured_on_both_kinds(run, english, tmp_path):
+    lines = [f"The {a} {b} the {c}." for a in ("dog", "cat") for b in ("followed", "hid") for c in general_words(10)]
+    (tmp_path / "narrow.txt").write_text("\n".join(lines))
+    options = ["--calibration", tmp_path / "narrow.txt", "--keep", 0.5, "--refine", 0, "--recover", 0]
+    code, out, err = run("compress", english, *options, "--out", tmp_path / "wide")
+    assert code == 0 and err == "" and "mixed in:" in out and "general text of snnk" in out
+    report = json.loads((tmp_path / "wide" / "report.json").read_text())
+    assert [held["name"] for held in report["held_out"]] == ["narrow.txt", "general text of snnk"]
+    assert [held["inputs"] for held in report["held_out"]] == [4, 500] and report["settings"]["widen"] is True
+    assert report["agreement"] == report["held_out"][0]["figures"]
+    assert report["calibration"]["file"] == "narrow.txt" and report["calibration"]["general_texts"] > 1000
+    assert "general texts of snnk" in (tmp_path / "wide" / "README.md").read_text()
+    assert run("compress", english, *options, "--no-widen", "--out", tmp_path / "alone")[0] == 0
+    alone = json.loads((tmp_path / "alone" / "report.json").read_text())
+    assert [held["name"] for held in alone["held_out"]] == ["narrow.txt"] and not alone["calibration"]["general_texts"]
+    (warning,) = alone["warnings"]
+    assert warning.startswith("36 inputs with ") and "are few for blocks of 16 features" in warning
+    for name in ("README.md", "report.html"):
+        assert "are few for blocks of 16 features" in (tmp_path / "alone" / name).read_text()
+
+
+def general_words(count):
+    return [word for word in fragments()["words"]["object"] if word.isalpha()][:count]
+
+
+def test_without_calibration_the_general_text_is_used_and_named(run, english, tmp_path):
+    folder = english
+    code, out, err = run("compress", folder, "--keep", 0.5, "--refine", 0, "--recover", 0, "--out", tmp_path / "out")
     assert code == 0 and err == "" and "general text of snnk" in out
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["calibration"]["file"] == "general text of snnk" and report["calibration"]["count"] > 1000

@@ -22,10 +22,10 @@ def make_tokenizer(*, vocabulary=WORDS, **special):
     return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", model_max_length=64, **special)
 
 
-def make_english():
+def make_english(**special):
     """A tokenizer that knows the words of the general text."""
     words = re.findall(r"\w+|[^\w\s]+", " ".join(general_texts(3000)))
-    return make_tokenizer(vocabulary=sorted(set(words)))
+    return make_tokenizer(vocabulary=sorted(set(words)), **special)
 
 
 def save(model, folder, processor=None):

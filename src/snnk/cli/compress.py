@@ -60,6 +60,14 @@ def command(
         str | None, typer.Option(help="Column of the texts. Default: the first column of strings.")
     ] = None,
     max_length: _options.MaxLength = 128,
+    widen: Annotated[
+        bool | None,
+        typer.Option(
+            "--widen/--no-widen",
+            help="Mix general text and words of the vocabulary into the texts to fit to, so that the model holds for "
+            "other texts too. Default: for texts, except for decoders.",
+        ),
+    ] = None,
     texts: Annotated[
         bool, typer.Option("--texts/--no-texts", help="Show the held-out texts that lost most in the report.")
     ] = True,

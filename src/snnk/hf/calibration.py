@@ -36,6 +36,7 @@ from snnk.hf.data import (
     text_column,
     tokenize,
 )
+from snnk.hf.doubts import pieces
 from snnk.hf.general import SOURCE as GENERAL
 from snnk.hf.general import general_texts
 
@@ -50,6 +51,10 @@ PATCH = 256  # pixels that are counted as one token of an image
 T = TypeVar("T")
 
 
+class UnknownWords(ValueError):
+    """The tokenizer does not know most of the texts' tokens."""
+
+
 class Calibration(list[dict[str, Tensor]]):
     """A list of batches that remembers their source.
 
@@ -62,6 +67,7 @@ class Calibration(list[dict[str, Tensor]]):
         names: of held-out inputs, in the order of the batches: beginnings of texts, or paths of images in their folder.
         held_out: further inputs of the same source, all different and none of them among these, for measurements.
         more: batches of further texts, which are neither among these nor held out.
+        pieces: tokens per word of the texts, None if there is no such figure.
     """
 
     def __init__(
@@ -75,10 +81,11 @@ class Calibration(list[dict[str, Tensor]]):
         names: Sequence[str] = (),
         held_out: Calibration | None = None,
         more: Iterable[dict[str, Tensor]] = (),
+        pieces: float | None = None,
     ) -> None:
         super().__init__(batches)
         self.source, self.kind, self.items, self.column = source, kind, items, column
-        self.names, self.held_out, self.more = names, held_out, list(more)
+        self.names, self.held_out, self.more, self.pieces = names, held_out, list(more), pieces
 
     def __str__(self) -> str:
         column = "" if self.column is None else f", column {self.column!r}"
@@ -159,7 +166,8 @@ def load_calibration(
     length = min(max_length, tokenizer.model_max_length)
     most = len(chosen) - _reserved(len(chosen), held_out)
     rows = _rows(tokenizer, chosen[:most], length, max_tokens, batch_size)
-    used, rows = len(rows), [row for row in rows if row["input_ids"]]
+    used, whole = len(rows), [(row, text) for row, text in zip(rows, chosen, strict=False) if _length(row) < length]
+    rows = [row for row in rows if row["input_ids"]]
     _enough(len(rows), source, "texts with tokens")
     _known(rows, source, tokenizer)
     batches = [pad_texts(part, tokenizer) for part in _parts(sorted(rows, key=_length), batch_size)]
@@ -181,8 +189,17 @@ def load_calibration(
     further = sorted((row for row in further if row["input_ids"]), key=_length)
     more = [pad_texts(part, tokenizer) for part in _parts(further, batch_size)]
     generator.shuffle(more)
+    special = set(tokenizer.all_special_ids)
+    count = sum(token not in special for row, _ in whole for token in row["input_ids"])
     return Calibration(
-        batches, Path(source).name, "texts", len(rows), column, held_out=held if pairs else None, more=more
+        batches,
+        Path(source).name,
+        "texts",
+        len(rows),
+        column,
+        held_out=held if pairs else None,
+        more=more,
+        pieces=pieces((text for _, text in whole), count),
     )
 
 
@@ -236,7 +253,7 @@ def _known(rows: list[TokenRow], path: str | Path, tokenizer: PreTrainedTokenize
     tokens = [token for row in rows for token in row["input_ids"] if token not in special]
     share = tokens.count(unknown) / max(len(tokens), 1)
     if share > MOST_UNKNOWN:
-        raise ValueError(
+        raise UnknownWords(
             f"{share:.0%} of the tokens of {path} are unknown to the tokenizer, which has {len(tokenizer):,}; "
             "give texts like those that the model is used for, and check that the tokenizer's files are there"
         )

@@ -9,15 +9,20 @@ in. Held-out texts for measurements are never changed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from snnk.hf.models import Batch
+from snnk.hf.calibration import HELD_OUT, MAX_TOKENS, Calibration, UnknownWords, load_calibration
+from snnk.hf.general import SOURCE as GENERAL
+from snnk.hf.record import hold_out
 
 SHARE = 0.3  # of the tokens of a changed batch
 SHORTEST = 3  # letters of a word
+Batch = dict[str, Tensor]
 STARTS = ("Ġ", "▁")  # of tokens that begin a word: byte-level BPE, SentencePiece
 
 
@@ -47,7 +52,7 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase) -> Tensor:
 
 def substitute(
     batch: Batch, words: Tensor, special: Sequence[int], *, share: float, generator: torch.Generator
-) -> dict[str, Tensor]:
+) -> Batch:
     """The batch with a share of its tokens replaced by words; special tokens and padding stay.
 
     Example:
@@ -66,12 +71,67 @@ def substitute(
 
 
 def widen(
-    batches: Sequence[Batch], tokenizer: PreTrainedTokenizerBase, *, share: float = SHARE, every: int = 2, seed: int = 0
+    batches: Sequence[Batch], general: Sequence[Batch], tokenizer: PreTrainedTokenizerBase, *, seed: int = 0
 ) -> list[Batch]:
-    """The batches, in the same order; in every second one, words of the vocabulary replace a share of the tokens."""
-    words, generator = vocabulary(tokenizer), torch.Generator().manual_seed(seed)
-    special = tokenizer.all_special_ids
-    return [
-        substitute(batch, words, special, share=share, generator=generator) if i % every == 0 else batch
-        for i, batch in enumerate(batches)
+    """Batches of texts and of general text in random order, with words of the vocabulary in every second of both."""
+    words, special = vocabulary(tokenizer), tokenizer.all_special_ids
+    generator = torch.Generator().manual_seed(seed)
+    mixed = [
+        substitute(batch, words, special, share=SHARE, generator=generator) if i % 2 else batch
+        for part in (batches, general)
+        for i, batch in enumerate(part)
     ]
+    return [mixed[i] for i in torch.randperm(len(mixed), generator=generator)]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The inputs of one compression.
+
+    Args:
+        given: the inputs of the user, or general text.
+        batches: what is fitted to.
+        more: further inputs, for the distillation alone.
+        held_out: what agreement is measured on: inputs like the given ones, then general text if it was mixed in.
+        general: general text that was mixed in, or None.
+    """
+
+    given: Calibration
+    batches: list[Batch]
+    more: list[Batch]
+    held_out: list[Calibration]
+    general: Calibration | None = None
+
+    def __str__(self) -> str:
+        return str(self.given) if self.general is None else f"{self.given}\nmixed in: {self.general}"
+
+
+def gather(given: Calibration, processor: Any, *, max_length: int, wide: bool, seed: int = 0) -> Gathered:
+    """Mix general text and words of the vocabulary into texts, if `wide`; images stay as they are.
+
+    General text is left out where it means nothing, as most of its words are unknown to the tokenizer.
+    """
+    batches, held = list(given), given.held_out
+    if held is None:  # too few different texts to hold out others
+        batches, part = hold_out(batches)
+        held = Calibration(part, given.source, given.kind, sum(len(next(iter(batch.values()))) for batch in part))
+    if not wide or given.kind != "texts":
+        return Gathered(given, batches, given.more, [held])
+    general = None
+    if given.source != GENERAL:
+        try:
+            general = load_calibration(
+                None,
+                processor,
+                max_length=max_length,
+                max_tokens=MAX_TOKENS // 2,
+                held_out=HELD_OUT,
+                more_tokens=sum(int(batch["attention_mask"].sum()) for batch in given.more) // 2,
+                seed=seed,
+            )
+        except UnknownWords:
+            general = None
+    pairs = ((batches, given.more), ([], []) if general is None else (general, general.more))
+    fitted, more = (widen(*parts, processor, seed=seed) for parts in zip(*pairs, strict=True))
+    others = [] if general is None or general.held_out is None else [general.held_out]
+    return Gathered(given, fitted, more, [held, *others], general)

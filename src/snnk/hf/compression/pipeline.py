@@ -9,21 +9,24 @@ from __future__ import annotations
 import copy
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from snnk import _checks, _io
 from snnk._checkpoint import checkpoint_of
 from snnk._environment import environment
+from snnk.hf import doubts
 from snnk.hf.architectures import find_ffns, parse_layers
-from snnk.hf.calibration import HELD_OUT, Calibration, load_calibration
+from snnk.hf.calibration import HELD_OUT, MAX_TOKENS, load_calibration
 from snnk.hf.compression import report as pages
 from snnk.hf.compression.agreement import MEAN, POOLINGS, measure, probe
 from snnk.hf.compression.blocks import compress_
+from snnk.hf.compression.causal import is_causal
 from snnk.hf.compression.checkpoint import CompressionCheckpoint, fingerprint
 from snnk.hf.compression.distill import AUTO, Progress, unseen
 from snnk.hf.compression.planning import Plan
@@ -31,7 +34,7 @@ from snnk.hf.compression.planning import plan as make_plan
 from snnk.hf.cost import stored
 from snnk.hf.folders import copy_others, find_folder, find_transformer, pooling_of, some
 from snnk.hf.models import load_model, load_processor, quiet, token_limit
-from snnk.hf.record import hold_out
+from snnk.hf.widening import Gathered, gather
 
 KEEP = 0.25  # if there is neither `keep` nor a target
 LEAST = 0.01  # of keep: with less, a block is hardly more than a constant
@@ -57,6 +60,7 @@ def compress(
     max_error: float | None = None,
     column: str | None = None,
     max_length: int = 128,
+    widen: bool | None = None,
     texts: bool = True,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
@@ -76,6 +80,8 @@ def compress(
             the fit has no room for.
         column: column of the texts. Default: the first column of texts.
         max_length: tokens per text at most.
+        widen: mix general text and words of the tokenizer's vocabulary into the texts to fit to, so that the model
+            holds for other texts too. Default: for texts, except for decoders.
         texts: show the held-out texts that lost most in report.json and report.html: the beginnings of ten at most.
         say: called with lines for people.
         progress: called with (step, blocks done, all blocks), then with (stage, steps done, all steps, note).
@@ -115,6 +121,7 @@ def compress(
         "max_error": max_error,
         "column": column,
         "max_length": max_length,
+        "widen": widen,
         "texts": texts,
         "seed": seed,
     }
@@ -155,7 +162,7 @@ def _check(settings: dict[str, Any]) -> None:
     parse_layers(settings["layers"])
 
 
-def _plan(model: PreTrainedModel, settings: dict[str, Any], batches: Calibration | None = None) -> Plan:
+def _plan(model: PreTrainedModel, settings: dict[str, Any], batches: list[dict[str, Tensor]] | None = None) -> Plan:
     if settings["plan"] is not None:
         plan = Plan.load(settings["plan"])
         plan.check(model)
@@ -182,7 +189,7 @@ def _compress(
     blocks = len(find_ffns(network))
     plan = _plan(network, settings)  # before any data are read, as the model or the plan may be refused
     length = min(settings["max_length"], token_limit(network.config) or settings["max_length"])
-    batches = load_calibration(
+    given = load_calibration(
         calibration,
         processor,
         column=settings["column"],
@@ -191,17 +198,20 @@ def _compress(
         more_tokens=MORE_TOKENS if settings["recover"] else 0,
         seed=settings["seed"],
     )
-    say(f"calibration: {batches}")
-    held = batches.held_out or _tenth(batches)
+    wide = given.kind == "texts" and not is_causal(network) if settings["widen"] is None else settings["widen"]
+    settings = {**settings, "widen": wide}
+    inputs = gather(given, processor, max_length=length, wide=wide, seed=settings["seed"])
+    batches = inputs.batches
+    say(f"calibration: {inputs}")
     if type(network).__name__.endswith("ForMultipleChoice"):  # one choice per text, whose score is compared
-        for part in (batches, batches.more, held):
+        for part in (batches, inputs.more, *inputs.held_out):
             part[:] = [{name: x[:, None] for name, x in batch.items()} for batch in part]
+    warned = _warn(_before(inputs, plan), say)
     pooling, note = _pooling(folder)
     outputs = probe(network, batches[0], pooling)  # before any work
-    given = {**settings, "plan": None if settings["plan"] is None else plan.to_dict()}
-    with CompressionCheckpoint(
-        checkpoint_of(out), fingerprint(given, network, [*batches, *batches.more])
-    ) as checkpoint:
+    asked = {**settings, "plan": None if settings["plan"] is None else plan.to_dict()}
+    key = fingerprint(asked, network, [*batches, *inputs.more])
+    with CompressionCheckpoint(checkpoint_of(out), key) as checkpoint:
         if checkpoint.plan is not None:
             say(f"going on from {checkpoint}")
             plan = checkpoint.plan
@@ -216,7 +226,8 @@ def _compress(
             network,
             plan,
             batches,
-            more=batches.more,
+            more=inputs.more,
+            max_tokens=2 * MAX_TOKENS,
             progress=progress,
             original=original,
             checkpoint=checkpoint,
@@ -224,9 +235,11 @@ def _compress(
         )
         say(str(replace(done, agreement={})))  # it is measured on more inputs below
         progress("comparing outputs", blocks, blocks)
-        sets = [measure(original, network, held, pooling=pooling, texts=settings["texts"])]
+        sets = [measure(original, network, held, pooling=pooling, texts=settings["texts"]) for held in inputs.held_out]
         for figures in (done.agreement, *(found["figures"] for found in sets)):
             _check_finite(figures)
+        if len(sets) > 1:
+            warned += _warn([doubts.narrow(*(held["figures"] for held in sets))], say)
         progress("measuring latency", blocks, blocks)
         found = {
             "format": pages.FORMAT,
@@ -239,7 +252,8 @@ def _compress(
             "agreement": sets[0]["figures"],
             "held_out": sets,
             "compared": outputs.compared + (note if outputs.pooled else ""),
-            "calibration": _described(batches),
+            "calibration": _described(inputs),
+            "warnings": warned,
             "settings": settings,
             "seed": settings["seed"],
             "versions": environment(),
@@ -275,12 +289,6 @@ def _pooling(folder: Path) -> tuple[tuple[str, ...], str]:
     return named or (MEAN,), ""
 
 
-def _tenth(batches: Calibration) -> Calibration:
-    """The batches that compress_ holds out, where a file has too few different texts to hold out others."""
-    held = hold_out(batches)[1]
-    return Calibration(held, batches.source, batches.kind, sum(len(next(iter(b.values()))) for b in held))
-
-
 def _check_finite(agreement: dict[str, float]) -> None:
     wrong = [f"{name} {value}" for name, value in agreement.items() if not math.isfinite(value)]
     if wrong:
@@ -303,5 +311,28 @@ def _bytes(model: PreTrainedModel) -> int:
     return sum(tensor.nbytes for tensor in stored(model).values())
 
 
-def _described(batches: Calibration) -> dict[str, Any]:
-    return {"file": batches.source, "kind": batches.kind, "count": batches.items, "column": batches.column}
+def _described(inputs: Gathered) -> dict[str, Any]:
+    given, general = inputs.given, inputs.general
+    return {
+        "file": given.source,
+        "kind": given.kind,
+        "count": given.items,
+        "column": given.column,
+        "general_texts": 0 if general is None else general.items,
+    }
+
+
+def _before(inputs: Gathered, plan: Plan) -> Iterator[str | None]:
+    """What is doubtful about the inputs before anything is fitted to them."""
+    given, general = inputs.given, inputs.general
+    yield doubts.broken(given.pieces, None if general is None else general.pieces)
+    if given.kind == "texts":
+        tokens = sum(int(batch["attention_mask"].sum()) for batch in given)
+        yield doubts.few(tokens, max(block.num_features or 0 for block in plan.blocks), given.items)
+
+
+def _warn(found: Iterable[str | None], say: Callable[[str], None]) -> list[str]:
+    warned = [doubt for doubt in found if doubt is not None]
+    for doubt in warned:
+        say(f"warning: {doubt}")
+    return warned

@@ -127,6 +127,7 @@ def html(report: Mapping[str, Any]) -> str:
 <style>{STYLE}</style></head><body>
 <h1>{escape(report["base_model"])}, compressed</h1>
 <p>{escape(_sentence(report))}</p>
+{"".join(f"<p><b>Warning:</b> {escape(doubt)}.</p>" for doubt in report.get("warnings", ()))}
 <div class="cards">{cards}</div>
 {_lost(report)}
 <h2>The whole model, in parts of the original</h2>
@@ -318,7 +319,7 @@ def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
 
 {markdown(_sentence(report))}
 
-| measured | |
+{"".join(f"**Warning:** {markdown(doubt)}.{2 * chr(10)}" for doubt in report.get("warnings", ()))}| measured | |
 |---|---|
 {lines(measured)}
 
@@ -375,7 +376,8 @@ def _sentence(report: Mapping[str, Any]) -> str:
 def _calibration(report: Mapping[str, Any]) -> str:
     used = report["calibration"]
     column = "" if used["column"] is None else f", column {used['column']}"
-    return f"{used['count']:,} unlabelled {used['kind']} ({used['file']}{column})"
+    general = f", and {used['general_texts']:,} general texts of snnk" if used.get("general_texts") else ""
+    return f"{used['count']:,} unlabelled {used['kind']} ({used['file']}{column}){general}"
 
 
 def _whole(report: Mapping[str, Any]) -> list[tuple[str, float, str]]:

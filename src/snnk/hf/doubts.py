@@ -1,0 +1,86 @@
+"""Doubts about calibration inputs, in words: too few of them, another language than the model's, or one kind alone.
+
+Each function returns a sentence with figures and advice, or None. The limits come from measurements
+(`benchmarks/calibration.py --few`, benchmarks/results).
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+FEW = 20  # tokens per feature of the largest block
+BROKEN = 1.4  # tokens per word, in parts of those of general text
+NARROW = 2.0  # loss on general text, in parts of the loss on the given inputs
+WIDE = 0.3  # part of characters of scripts without spaces, from which on words cannot be counted
+
+
+def few(tokens: int, features: int, texts: int) -> str | None:
+    """Too few tokens for the largest number of features that is fitted.
+
+    Example:
+        >>> few(2000, 384, 150)  # doctest: +ELLIPSIS
+        '150 inputs with 2,000 tokens are few for blocks of 384 features...give 580 or more...'
+        >>> few(20000, 384, 1500) is None
+        True
+    """
+    if tokens >= FEW * features:
+        return None
+    wanted = -(-FEW * features * texts // max(tokens, 1))
+    return (
+        f"{texts:,} inputs with {tokens:,} tokens are few for blocks of {features} features: their errors on other "
+        f"inputs are larger than they seem here; give {-(-wanted // 10) * 10:,} or more"
+    )
+
+
+def pieces(texts: Iterable[str], tokens: int) -> float | None:
+    """Tokens per word; None for scripts without spaces between words.
+
+    Example:
+        >>> pieces(["one two", "three"], 6), pieces(["\u4eca\u5929"], 2)
+        (2.0, None)
+    """
+    words = letters = wide = 0
+    for text in texts:
+        words += len(text.split())
+        letters += len(text)
+        wide += sum(unicodedata.east_asian_width(c) in "WF" for c in text) if not text.isascii() else 0
+    return tokens / words if words and wide < WIDE * letters else None
+
+
+def broken(given: float | None, general: float | None) -> str | None:
+    """Words that the tokenizer breaks into many pieces: another language than the model's, code, or identifiers.
+
+    Example:
+        >>> broken(2.5, 1.2)  # doctest: +ELLIPSIS
+        'the tokenizer breaks the words of the texts into 2.5 pieces on average, and those of general English text...'
+    """
+    if given is None or general is None or given <= BROKEN * general:
+        return None
+    return (
+        f"the tokenizer breaks the words of the texts into {given:.1f} pieces on average, and those of general English "
+        f"text into {general:.1f}: the texts may be in a language that the model was not made for, or be no sentences; "
+        "check the file and its column"
+    )
+
+
+def narrow(given: Mapping[str, Any], general: Mapping[str, Any]) -> str | None:
+    """A larger loss on general text than on the given texts, by the first figure that both have.
+
+    Args:
+        given, general: figures of agreement by name.
+
+    Example:
+        >>> narrow({"cosine": 0.95}, {"cosine": 0.8})  # doctest: +ELLIPSIS
+        'the compressed model is close to the original on texts like these (cosine 0.950) and less so on general...'
+    """
+    name = next(
+        (name for name in given if name in general and name.rpartition(": ")[2] in ("cosine", "same best")), None
+    )
+    if name is None or 1 - general[name] <= NARROW * (1 - given[name]):
+        return None
+    return (
+        f"the compressed model is close to the original on texts like these ({name} {given[name]:.3f}) and less so on "
+        f"general text ({general[name]:.3f}): for other uses, add texts of more kinds"
+    )
