@@ -264,6 +264,9 @@ def test_bad_batches():
         ({"refine": -1}, "refine must be a number of at least 0; got -1"),
         ({"refine": 1.5}, "refine must be an integer; got 1.5"),
         ({"recover": -2}, "recover must be a number of at least 0; got -2"),
+        ({"recover": "always"}, "recover must be a number of steps or 'auto'; got 'always'"),
+        ({"recover": 1.5}, "recover must be a number of steps or 'auto'; got 1.5"),
+        ({"recover_minutes": 0}, "recover_minutes must be a positive number; got 0"),
         ({"max_error": -1}, "max_error must be a number of at least 0; got -1"),
         ({"max_error": float("nan")}, "max_error must be a number of at least 0; got nan"),
         ({"seed": "a"}, "seed must be an integer; got 'a'"),
@@ -374,6 +377,34 @@ def test_held_out_inputs_are_not_fitted_to():
         found.append((report.blocks[0].error, model.state_dict()))
     assert found[0][0] != found[1][0]
     assert all(torch.equal(value, found[1][1][key]) for key, value in found[0][1].items())
+
+
+@pytest.mark.parametrize("more", [0, 20])
+def test_the_length_of_the_distillation_is_chosen_by_inputs_of_its_own(more, monkeypatch):
+    """They are neither fitted to, nor trained on, nor measured on."""
+    given = {}
+
+    def recover(model, teacher, new, training, choosing, **options):
+        given.update(training=training, choosing=choosing)
+
+    monkeypatch.setattr("snnk.hf.compression.blocks.recover_", recover)
+    model, batches = make("bert"), some_batches(count=30)
+    further = some_batches(count=more, seed=7)
+    report = compress_(model, plan(model, keep=0.25), batches, refine=0, recover="auto", more=further)
+    held = batches[9::10]
+    assert report.held_out_tokens == 3 * 120
+    if more:
+        choosing, training = further[:16], [b for b in batches if not among(b, held)] + further[16:]
+    else:
+        rest = [b for b in batches if not among(b, held)]
+        choosing, training = rest[9::10], [b for i, b in enumerate(rest) if i % 10 != 9]
+    assert [id(b) for b in given["choosing"]] == [id(b) for b in choosing]
+    assert [id(b) for b in given["training"]] == [id(b) for b in training]
+    assert report.tokens == 120 * (27 if more else 25)
+
+
+def among(batch, batches):
+    return any(batch is other for other in batches)
 
 
 def test_errors_that_are_no_numbers_are_refused(monkeypatch):

@@ -1,14 +1,16 @@
-"""Recovery trains in float32 whatever the model's dtype, changes only what was replaced, and never leaves rubbish."""
+"""Recovery takes as many steps as help, in float32, changes only what was replaced, and never leaves rubbish."""
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from snnk.hf import find_ffns
+from snnk.hf.compression import distill
 from snnk.hf.compression.agreement import Read, agreement, outputs_of
-from snnk.hf.compression.distill import _distance, recover_
+from snnk.hf.compression.distill import _distance, _doubling, recover_
 from snnk.hf.replace import replace_
 
 from helpers.architectures import perturb_
@@ -165,3 +167,92 @@ def test_recovery_sees_every_batch():
     )
     recover_(model, teacher, new, some, held(), steps=6)
     assert seen == {None, *range(6)}  # held-out batches, and each of the others in the first pass
+
+
+def lengths(each=0.1, seconds=300.0, most=10**6, gains=(0.1,) * 20):
+    """Stages of "auto" for the seconds of a step and the gain of each stage, and the reason of the end."""
+    run, gains = SimpleNamespace(stages=[], steps=0, gain=0.0, seconds=0.0, time_of_a_step=lambda: each), iter(gains)
+    while (stage := _doubling(seconds, most)(run))[0]:
+        run.stages.append(stage[0])
+        run.steps, run.gain = sum(run.stages), next(gains)
+        run.seconds = each * run.steps
+    return run.stages, stage[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "stages", "reason"),
+    [
+        ({}, [128, 256, 512, 1024], "2,048 more would take longer than the rest of 300 s"),
+        ({"seconds": 192.0}, [128, 256, 512, 1024], "2,048 more"),  # 1,920 steps of 0.1 s, to the second
+        ({"seconds": 191.0}, [128, 256, 512], "1,024 more"),
+        ({"gains": (0.3, 0.02, 0.0199, 0.5)}, [128, 256, 512], "the last stage gained 1.99%, and less than 2% is not"),
+        ({"gains": (-0.4,)}, [128], "the last stage gained 0.00%"),
+        ({"each": 5.0}, [32], "64 more would take longer"),  # 128 steps of 5 s are halved until they fit
+        ({"each": 30.0}, [], "there is no room for 16 steps of 30 s in 300 s"),
+        ({"most": 384}, [128, 256], "512 more would be above 20 passes over the inputs"),
+        ({"most": 100}, [64], "128 more would be above 20 passes"),
+    ],
+)
+def test_lengths_of_stages(options, stages, reason):
+    found, why = lengths(**options)
+    assert found == stages and why.startswith(reason)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr(distill, "FIRST", 16)
+
+
+def test_the_best_end_of_a_stage_is_kept(short, monkeypatch):
+    """The curve has all ends of stages, and the model the state at the best one, by inputs that no step sees."""
+    model = make("BertModel")
+    perturb_(model, scale=0.3)
+    teacher, new = copy.deepcopy(model), halved(model)
+    done = recover_(model, teacher, new, batches(), held(), minutes=60)
+    assert done.stages == (16, 32, 64)[: len(done.stages)] and len(done.stages) > 1
+    at = {point["step"]: point["held_out"] for point in done.curve}
+    ends = [sum(done.stages[:i]) for i in range(len(done.stages) + 1)]
+    assert {0, *ends} <= at.keys() and done.kept == min(ends, key=at.get) and done.distances == (at[0], at[done.kept])
+    assert all(point["training"] > 0 for point in done.curve[1:])
+    with torch.no_grad():
+        found = [float(_distance(distill.read(model, b), distill.read(teacher, b))) for b in held()]
+    assert sum(found) / len(found) == pytest.approx(done.distances[1], rel=1e-2)  # of targets in bfloat16
+    assert f"{done.steps:,} steps of distillation" in str(done) and f"to {done.distances[1]:.4f}" in str(done)
+
+
+@pytest.mark.parametrize("steps", [20, "auto"])
+def test_steps_that_do_not_help_are_taken_back(short, monkeypatch, steps):
+    monkeypatch.setattr(distill, "RATE", 50.0)
+    model = make("BertModel")
+    teacher, new = copy.deepcopy(model), halved(model)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    done = recover_(model, teacher, new, batches(), held(), steps=steps)
+    assert done.kept == 0 and done.stages in ((20,), (16,)) and "the model is as it was fitted" in str(done)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_modules_are_trained_as_well_as_objects_that_list_them():
+    found = []
+    for modules in (False, True):
+        model = make("BertModel")
+        teacher, new = copy.deepcopy(model), halved(model)
+        listed = [module for each in new for module in each.modules] if modules else new
+        recover_(model, teacher, iter(listed), batches(), held(), steps=5)
+        found.append(model.state_dict())
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+def test_the_teachers_outputs_are_computed_once_if_there_is_room(monkeypatch):
+    """Otherwise again in each step; the result is the same."""
+    found, calls = [], []
+    for room in (2**29, 0):
+        monkeypatch.setattr(distill, "KEPT_BYTES", room)
+        model = make("BertModel")
+        teacher, new = copy.deepcopy(model), halved(model)
+        count = calls.append
+        teacher.register_forward_hook(lambda *_, room=room, count=count: count(room))
+        recover_(model, teacher, new, batches(), held(), steps=12)
+        found.append(model.state_dict())
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+    points = 1 + 12 // 3
+    assert (calls.count(2**29), calls.count(0)) == (6 + 2, 12 + 2 * points)

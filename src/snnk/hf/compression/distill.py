@@ -100,11 +100,17 @@ class Recovery:
 
     def __str__(self) -> str:
         before, after = self.distances
-        found = f"distillation: {self.steps:,} steps in {self.seconds:.0f} s"
+        if not self.stages:
+            return f"No step of distillation was taken, as {self.stopped}."
+        found = f"{self.steps:,} steps of distillation in {self.seconds:.0f} s"
         if not self.kept:
-            return f"{found} brought the model no nearer to the original ({before:.4f}), so it stays as it was fitted"
+            there = f"({before:.4f} before, {self.curve[-1]['held_out']:.4f} after)"
+            return f"{found} did not lower the distance on held-out inputs {there}: the model is as it was fitted."
         rest = "" if self.kept == self.steps else f", of which the first {self.kept:,} are kept,"
-        return f"{found}{rest} took the held-out distance from {before:.4f} to {after:.4f}; {self.stopped}"
+        return (
+            f"{found}{rest} took the distance to the original, on inputs held out for this, from {before:.4f} to "
+            f"{after:.4f}. There were no more, as {self.stopped}."
+        )
 
 
 def recover_(
@@ -178,10 +184,7 @@ def _doubling(seconds: float, most: int) -> NextStage:
             return (length, "") if length >= FEWEST else (0, short)
         length = 2 * run.stages[-1]
         if run.gain < LEAST_GAIN:
-            return (
-                0,
-                f"the last stage gained {max(run.gain, 0.0):.1%} and a further one is made from {LEAST_GAIN:.0%} on",
-            )
+            return 0, f"the last stage gained {max(run.gain, 0.0):.2%}, and less than {LEAST_GAIN:.0%} is not enough"
         if run.seconds * (1 + length / run.steps) > seconds:
             return 0, f"{length:,} more would take longer than the rest of {seconds:.0f} s"
         if run.steps + length > most:
@@ -214,7 +217,7 @@ class _Run:
         self.length = self.at = 0  # of the present stage, and steps taken in it
         self.losses: list[float] = []  # since the last point of the curve
         self.curve: list[dict[str, float]] = []
-        self.best, self.kept = self.snapshot(), 0  # the state at the best end of a stage so far, and its step
+        self.best, self.kept = self.snapshot(), 0  # state and step of the best end so far, from which each stage starts
         self.gain = 0.0  # of the last stage
         self.stopped = ""
         self.began, self.before, self.saved = time.monotonic(), 0.0, time.monotonic()
@@ -236,7 +239,6 @@ class _Run:
                 self.begin()
             if self.length:
                 self.stage()
-        self.put(self.best)
         self.save()
         return Recovery(
             stages=tuple(self.stages),
@@ -271,6 +273,8 @@ class _Run:
         self.gain = 1 - new / max(old, 1e-30)
         if new < old:
             self.best, self.kept = self.snapshot(), self.steps
+        else:
+            self.put(self.best)
 
     def step(self) -> None:
         done = self.steps + self.at
@@ -360,7 +364,7 @@ class _Run:
         for name, p in self.parameters.items():
             state = {part: found[name] for part, found in parts.items() if name in found}
             if state:
-                self.adam.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in state.items()}
+                self.adam.state[p] = {k: v.clone() if k == "step" else v.clone().to(p.device) for k, v in state.items()}
         advance_(self.adam, self.schedule, self.at)
         return True
 

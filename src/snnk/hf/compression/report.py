@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from snnk._text import html as escape
 from snnk._text import markdown, printable
 from snnk.hf.compression import figures
+from snnk.hf.compression.distill import Recovery
 from snnk.hf.compression.planning import KEPT
 from snnk.hf.cost import counting_mode, in_turns
 from snnk.hf.models import Batch, place
@@ -63,6 +64,9 @@ WORDS = {  # of the page
     "the original's residual stream (the vector per token that each block adds to). It is measured on calibration "
     "inputs that the block was not fitted to: 0 is exact, and 1 is as wrong as a constant.",
     "predicted error": "The same error, as the plan expected it.",
+    "distillation": "Training of everything that was replaced to return the original's outputs. The distance is the KL "
+    "divergence of logits, or half the relative squared error of the last hidden states plus 1 - the cosine of their "
+    "means. Its length is chosen by inputs that are neither trained on nor among those of the figures of agreement.",
     "held-out inputs": "Texts or images that nothing was fitted to. All figures of agreement are measured on them, "
     "without labels, against the original's outputs.",
 }
@@ -136,7 +140,7 @@ def html(report: Mapping[str, Any]) -> str:
 {bars(names, [("before", OLD, before), ("after", NEW, after)], left)}
 <h2>Held-out error of each block</h2>
 {bars(names, [("error; the dashed line is 1, the error of a constant", NEW, errors)], [_error(b) for b in blocks], 1)}
-<h2>Blocks</h2>
+{_distilled(report)}<h2>Blocks</h2>
 <div class="wide" tabindex="0" role="region" aria-label="blocks"><table class="blocks">{_head(table)}<tbody>
 {"".join(_row(block, planned[block["name"]]) for block in blocks)}</tbody></table></div>
 <h2>How it was made</h2>
@@ -145,6 +149,25 @@ def html(report: Mapping[str, Any]) -> str:
 <dl>{"".join(f"<dt>{word}</dt><dd>{meaning}</dd>" for word, meaning in WORDS.items())}</dl>
 </body></html>
 """
+
+
+def _distilled(report: Mapping[str, Any]) -> str:
+    """The course of the distillation, if there was one."""
+    found = _recovery(report)
+    if found is None:
+        return ""
+    names = {"held_out": ("held out", NEW), "training": ("in training", OLD)}
+    series = [
+        (title, colour, [(point["step"], point[name]) for point in found.curve if name in point])
+        for name, (title, colour) in names.items()
+    ]
+    picture = curve(series, "steps") if found.steps else ""
+    return f"<h2>Distance to the original in the distillation</h2>\n<p>{escape(found)}</p>\n{picture}\n"
+
+
+def _recovery(report: Mapping[str, Any]) -> Recovery | None:
+    found = report["report"].get("recovery")
+    return None if found is None else Recovery(**found)
 
 
 def headline(report: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -343,8 +366,9 @@ original's residual stream.
 
 ## Calibration data and measured loss
 
-Fitted to {markdown(_calibration(report))}. Agreement with the original, on inputs that nothing was fitted to, without
-labels:
+Fitted to {markdown(_calibration(report))}. {markdown(_recovery(report) or "There was no distillation.")}
+
+Agreement with the original, on inputs that nothing was fitted to, without labels:
 
 | | {" | ".join(markdown(figures.described(held)) for held in sets)} |
 |---|{"---|" * len(sets)}
