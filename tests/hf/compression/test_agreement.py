@@ -125,7 +125,7 @@ def test_many_tokens_of_a_vocabulary_are_cut_and_single_numbers_are_not():
     batch = {"input_ids": torch.randint(43, (30, 20), generator=torch.Generator().manual_seed(0))}
     found = outputs_of(make("BertForMaskedLM"), batch)
     assert found.values["logits"].shape == (MOST_TOKENS, 43)
-    assert found.inputs["logits"].bincount().min() >= 8  # of 20 tokens per input
+    assert found.inputs["logits"].bincount(minlength=30).min() >= 8  # of 20 tokens per input
     assert outputs_of(make("BertForQuestionAnswering"), batch).values["end_logits"].shape == (600, 1)
 
 
@@ -198,6 +198,11 @@ def test_quantiles_over_inputs():
     wanted = {"worst": 0.0, "1 %": 0.00995, "5 %": 0.04975, "median": 0.4975}
     assert found.inputs == 200 and found.quantiles == {"cosine": pytest.approx(wanted, abs=1e-6)}
     assert [case.input for case in found.worst] == list(range(10)) and found.worst[3].value == pytest.approx(0.015)
+    # differences 0, 1, ..., 199 of numbers that are 1 from their mean: the largest are the worst
+    ones = [[-1.0], [1.0]] * 100
+    found = compare(one("logits", [ones]), one("logits", [[[x + i] for i, (x,) in enumerate(ones)]]))
+    wanted = {"worst": 199.0, "1 %": 197.01, "5 %": 189.05, "median": 99.5}
+    assert found.quantiles == {"difference": pytest.approx(wanted, abs=1e-3)}
     few = compare(one(VECTORS, [[[1, 0]] * 19]), one(VECTORS, [[[1, 0]] * 19]))
     assert set(few.quantiles["cosine"]) == {"worst", "median"}  # 5 % of 19 is less than one
 
