@@ -149,7 +149,7 @@ def test_saved_and_loaded(tmp_path):
     model.save_pretrained(tmp_path / "m")
     assert torch.allclose(outputs(hf.AutoModel.from_pretrained(tmp_path / "m"), batches), outputs(model, batches))
     json.dumps(report.to_dict())
-    assert "held-out" in str(report) and "encoder.layer.1" in str(report)
+    assert "on 16 held-out inputs" in str(report) and "encoder.layer.1" in str(report)
 
 
 def test_plan_without_batches():

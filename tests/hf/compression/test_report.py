@@ -55,6 +55,8 @@ def test_page(stored):
     assert f"{stored['agreement']['cosine']:.4f}" in text and "as it was (refused)" in text
     for block in stored["report"]["blocks"]:
         assert f"{block['error']:.4f}" in text and f"{block['parameters']:,}" in text
+    errors = [{**block, "error": 0.125} for block in stored["report"]["blocks"]]
+    assert html({**stored, "report": {**stored["report"], "blocks": errors}}).count("width: 12.50%") == 2
     assert "1 of 2 blocks" in text and "column body" in text and "<means>" in text
     (held,) = stored["held_out"]
     assert held["inputs"] == 16 and "16 texts of b.csv" in text and "cosine, worst of 16" in text

@@ -59,6 +59,7 @@ class CompressionReport:
     agreement: dict[str, float]
     tokens: int
     held_out_tokens: int
+    held_out_inputs: int  # that the figures of agreement are about
     model_parameters_before: int
     model_parameters: int
     seconds: float
@@ -81,7 +82,7 @@ class CompressionReport:
             f"fitted to {self.tokens:,} tokens in {self.seconds:.0f} s; errors are on {self.held_out_tokens:,} others"
         )
         if agreed:
-            lines.append(f"on these, against the original: {agreed}")
+            lines.append(f"on {self.held_out_inputs:,} held-out inputs, against the original: {agreed}")
         return "\n".join(lines if self.recovery is None else [*lines, str(self.recovery)])
 
 
@@ -209,6 +210,7 @@ def compress_(
         agreement=agreed,
         tokens=tokens[0],
         held_out_tokens=tokens[1],
+        held_out_inputs=sum(found.size for found in outputs),
         model_parameters_before=before,
         model_parameters=_parameters(model),
         seconds=time.monotonic() - start,
