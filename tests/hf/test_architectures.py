@@ -290,12 +290,14 @@ def test_cross_encoders_and_embedding_models(row):
 def test_unknown_models_are_refused_with_a_reason():
     albert = hf.AlbertModel(hf.AlbertConfig(**TEXT, embedding_size=8))
     slow = make("bloom", slow_but_exact=True, pretraining_tp=2)
-    fnet = hf.FNetModel(hf.FNetConfig(hidden_size=8, num_hidden_layers=1, intermediate_size=8, vocab_size=9))
-    for model, reason in ((albert, "shared"), (slow, "in slices"), (fnet, "known are bert")):
-        with pytest.raises(ValueError, match=f"{reason}.*A row in snnk.hf.architectures"):
+    mamba = hf.MambaModel(hf.MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=9, state_size=4))
+    for model, reason in ((albert, "shared"), (slow, "in slices"), (mamba, "recurrence")):
+        with pytest.raises(ValueError, match=f"cannot be replaced.*{reason}"):
             find_ffns(model)
+    slow.config.slow_but_exact = False  # as the message says
+    assert len(find_ffns(slow)) == 2
     with pytest.raises(TypeError, match="unwrap it first"):
-        find_ffns(nn.Sequential(fnet))
+        find_ffns(nn.Sequential(albert))
 
 
 def test_known_models_without_their_modules_are_refused():

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numbers
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -333,6 +333,17 @@ VARIANTS: dict[str, Callable[[Any], str]] = {
 REFUSED = {
     "albert": "its layers are one shared layer, so that replacing a block in one replaces it in all",
     "bloom+slow": "with slow_but_exact it reads the weight of its second layer in slices; set slow_but_exact=False",
+    **dict.fromkeys(
+        (
+            *("dbrx", "deepseek_v2", "deepseek_v3", "gpt_oss", "granitemoe", "jamba", "mixtral", "nllb-moe", "olmoe"),
+            *("phimoe", "qwen2_moe", "qwen3_moe", "switch_transformers"),
+        ),
+        "its feed-forward blocks are mixtures of experts, each of which sees other tokens",
+    ),
+    **dict.fromkeys(
+        ("falcon_mamba", "mamba", "mamba2", "rwkv", "xlstm"),
+        "its layers mix tokens by a recurrence and have no linear layer, activation and linear layer in a row",
+    ),
 }
 
 
@@ -400,6 +411,13 @@ class ModelBlock:
         """The kind of module that replaced the block, or "dense"."""
         blocks = getattr(getattr(self.configs[0], "quantization_config", None), "blocks", {})
         return str(blocks.get(self.name, {}).get("kind", "dense"))
+
+    @property
+    def found(self) -> dict[str, Any] | None:
+        """The row, if files must name it, as the table has none for the type."""
+        if kind_of(self.config) in ARCHITECTURES:
+            return None
+        return {key: value for key, value in asdict(self.row).items() if key != "attention"}
 
     @property
     def reader(self) -> nn.Module | None:
@@ -607,7 +625,7 @@ def find_ffns(model: PreTrainedModel) -> list[FFN]:
     """The feed-forward blocks of a model with any head, by depth; a ValueError if its blocks cannot be replaced.
 
     Args:
-        model: of a type in ARCHITECTURES.
+        model: of a type in ARCHITECTURES, or of any other, if its blocks can be found and verified by running it.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -619,12 +637,13 @@ def find_ffns(model: PreTrainedModel) -> list[FFN]:
         raise TypeError(f"model must be a transformers PreTrainedModel; got {type(model).__name__}; unwrap it first")
     base, kind, ffns = model.base_model, kind_of(model.config), list[FFN]()
     configs: dict[int, Any] = {id(config): config for config in (base.config, model.config)}
+    if kind in REFUSED:
+        raise ValueError(f"the blocks of a {kind!r} model cannot be replaced: {REFUSED[kind]}")
     rows = rows_of(model)
     if not rows:
-        reason = REFUSED.get(kind, f"known are {', '.join(ARCHITECTURES)}")
-        raise ValueError(
-            f"the blocks of a {kind!r} model cannot be replaced: {reason}. A row in snnk.hf.architectures adds a type"
-        )
+        from snnk.hf.looking import row_by_looking  # late: it replaces blocks, to see whether anything changes
+
+        rows = {"": row_by_looking(model)}
     for tower, row in rows.items():
         part: Any = _at(base, tower)
         layers = _at(part, row.block.removesuffix(".{}"))

@@ -23,9 +23,10 @@ from transformers.quantizers.auto import (
 from transformers.quantizers.base import HfQuantizer
 
 from snnk import _io
-from snnk.hf.architectures import FFN, Attention, ModelBlock, find_blocks
+from snnk.hf.architectures import FFN, Attention, ModelBlock, find_blocks, rows_of
 from snnk.hf.classify.sites import Pooler, rebuild_pooler_
 from snnk.hf.folders import check_folder, some
+from snnk.hf.looking import use_row
 from snnk.hf.low_rank import replace_attention_
 from snnk.hf.models import plain_, refuse_keys, refuse_nan, refuse_sizes
 from snnk.hf.replace import LOW_RANK, METHOD, Entry, SNNKQuantizationConfig, note_, rebuild_
@@ -56,6 +57,8 @@ class SNNKQuantizer(HfQuantizer):
         blocks, pooler = config.blocks, config.pooler
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config  # written again as the blocks are replaced
+        if config.row is not None and not rows_of(model):
+            use_row(model, config.row)
         known = {block.name: block for block in find_blocks(model)} if blocks else {}
         unknown = sorted(set(blocks) - set(known))
         if unknown:

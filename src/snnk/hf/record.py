@@ -40,7 +40,7 @@ def recording(modules: Mapping[str, nn.Module], callback: Callable[[str, Any, An
         for name, module in modules.items():
 
             def hook(_: nn.Module, args: Any, kwargs: dict[str, Any], out: Any, name: str = name) -> Any:
-                return callback(name, args[0] if args else next(iter(kwargs.values())), out)
+                return callback(name, args[0] if args else next(iter(kwargs.values()), None), out)
 
             stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
         yield

@@ -14,9 +14,10 @@ layer as one tensor, both have a sentinel of shape [1], as [0] cannot be split.
 from __future__ import annotations
 
 import copy
+import re
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypedDict
 
 import torch
@@ -36,6 +37,7 @@ OWN_KINDS = ("atoms", *PLAIN)  # beside the names in FEATURE_MAPS
 LOW_RANK = "low-rank"  # the kind of attention with fewer numbers per head, see low_rank.py
 Device = torch.device | str | None
 Entry = dict[str, Any]  # JSON that describes a new block or pooler
+NAME = r"[A-Za-z]\w*(\.([A-Za-z]\w*|\d+))*"  # of a module or its attribute; no part begins with an underscore
 POOLER_KINDS = ("layer", "head")  # kinds of modules that replace a pooler, see classify/poolers.py
 
 
@@ -107,6 +109,7 @@ class SNNKQuantizationConfig(QuantizationConfigMixin):
         blocks: {name of the block: {"kind": ..., "num_features": ..., "map": ..., "ranks": ...}}; the last three only
             where the kind has them.
         pooler: None, or {"name": ..., "kind": "layer" or "head", "num_features": ..., "map": ...}.
+        row: names of the blocks' modules, as in `Architecture`, for a model type that the table does not have.
 
     Example:
         >>> SNNKQuantizationConfig({"encoder.layer.0": {"kind": "atoms", "num_features": 8}}).to_dict()["quant_method"]
@@ -114,8 +117,11 @@ class SNNKQuantizationConfig(QuantizationConfigMixin):
     """
 
     pooler: Entry | None = None
+    row: Entry | None = None
 
-    def __init__(self, blocks: Any = None, quant_method: str = METHOD, pooler: Any = None, **unknown: Any) -> None:
+    def __init__(
+        self, blocks: Any = None, quant_method: str = METHOD, pooler: Any = None, row: Any = None, **unknown: Any
+    ) -> None:
         if quant_method != METHOD or unknown or not isinstance(blocks, dict):
             keys = {"quant_method": quant_method, "blocks": blocks, **unknown}
             raise ValueError(f"quantization_config must be quant_method {METHOD!r} and blocks; got {str(keys)[:500]}")
@@ -126,6 +132,8 @@ class SNNKQuantizationConfig(QuantizationConfigMixin):
         if pooler is not None:  # otherwise files do not have the key
             _check_pooler(pooler)
             self.pooler = copy.deepcopy(pooler)
+        if row is not None:
+            self.row = check_row(row)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Mirrors dict.get: transformers treats an in-memory configuration as a dict."""
@@ -148,6 +156,28 @@ def _check_entry(name: object, entry: object) -> None:
     if set(entry) != wanted:
         raise ValueError(f"{name} ({kind}) must have the keys {sorted(wanted)}; got {sorted(map(str, entry))}")
     _check_sizes(name, entry)
+
+
+def check_row(names: object) -> dict[str, Any]:
+    """The row of a quantization_config, if it consists of plain dotted names; a ValueError otherwise."""
+    known = {f.name: f for f in fields(Architecture) if f.name != "attention"}
+    needed = {name for name, f in known.items() if f.default is MISSING}
+    if not isinstance(names, Mapping) or not needed <= set(names) <= set(known):
+        raise ValueError(
+            f"row must have the keys {sorted(needed)} and others of {sorted(known)}; got {str(names)[:500]}"
+        )
+    for key, value in names.items():
+        default = known[key].default
+        if isinstance(default, bool):
+            right = isinstance(value, bool)
+        elif key == "block":
+            right = isinstance(value, str) and re.fullmatch(NAME + r"\.\{\}", value) is not None
+        else:
+            empty = default is not MISSING and value == default
+            right = empty or (isinstance(value, str) and re.fullmatch(NAME, value) is not None)
+        if not right:
+            raise ValueError(f"{key} in row must be a plain dotted name, as of a module; got {str(value)[:200]!r}")
+    return dict(names)
 
 
 def _check_pooler(entry: object) -> None:
@@ -228,7 +258,7 @@ class Replacement:
         """Put the old modules back."""
         for path, module in self.original["slots"].items():
             set_slot(self.ffn.block, path, module)
-        note_(self.ffn.configs, self.ffn.name, self.original["entry"])
+        note_(self.ffn.configs, self.ffn.name, self.original["entry"], self.ffn.found)
 
 
 def replace_(
@@ -340,7 +370,7 @@ def _swap(ffn: FFN, entry: Entry, feature_map: FeatureMap | None, place: Factory
     slots = {which: ffn.slot(which) for which in ("up", "gate", "activation", "down")}
     paths = {getattr(row, which): module for which, module in slots.items() if getattr(row, which)}
     old_entry = getattr(getattr(ffn.configs[0], "quantization_config", None), "blocks", {}).get(ffn.name)
-    note_(ffn.configs, ffn.name, entry)
+    note_(ffn.configs, ffn.name, entry, ffn.found)
     if _chained(ffn, entry):
         parent = row.up.rpartition(".")[0]
         paths = {parent: ffn.block.get_submodule(parent)}
@@ -387,8 +417,11 @@ def set_slot(block: nn.Module, path: str, module: Any) -> None:
     setattr(owner, name, module)
 
 
-def note_(configs: Iterable[PretrainedConfig], name: str | None, entry: Entry | None) -> None:
-    """Write into a model's configurations what replaced a block, or the pooler (name None); None removes the entry."""
+def note_(configs: Iterable[PretrainedConfig], name: str | None, entry: Entry | None, row: Entry | None = None) -> None:
+    """Write into a model's configurations what replaced a block, or the pooler (name None); None removes the entry.
+
+    `row` is that of a model type which the table does not have.
+    """
     for config in configs:
         old = getattr(config, "quantization_config", None)
         if old is not None and dict(old).get("quant_method") != METHOD:
@@ -399,6 +432,8 @@ def note_(configs: Iterable[PretrainedConfig], name: str | None, entry: Entry | 
         if name is not None and entry is not None:
             blocks[name] = entry
         if blocks or pooler:
-            config.quantization_config = SNNKQuantizationConfig(dict(sorted(blocks.items())), pooler=pooler)
+            config.quantization_config = SNNKQuantizationConfig(
+                dict(sorted(blocks.items())), pooler=pooler, row=row or getattr(old, "row", None)
+            )
         elif old is not None:
             del config.quantization_config
