@@ -89,6 +89,7 @@ WAYS = {
     "general, 30 % words": Way(general=2000, share=0.3),
     "general, 30 % words in half": Way(general=2000, share=0.3, some=0.5),
     "general, 30 % words in half, refined": Way(general=2000, share=0.3, some=0.5, refine=120),
+    "twice the texts, 30 % words in half, refined": Way(texts=4000, share=0.3, some=0.5, refine=120),
     "general, 30 % words in half, distilled": Way(general=2000, share=0.3, some=0.5, recover=300),
     "general, 30 % words in half, refined, distilled": Way(general=2000, share=0.3, some=0.5, refine=120, recover=300),
 }
