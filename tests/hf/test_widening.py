@@ -80,7 +80,8 @@ def test_what_agreement_is_measured_on_is_neither_fitted_to_nor_changed(tmp_path
     fitted = {tuple(row) for row in rows(inputs.batches)}
     assert not fitted & {tuple(row) for row in rows(inputs.general.held_out)}
     narrow = gather(given, tokenizer, max_length=64, wide=False)
-    assert narrow.batches == list(given) and len(narrow.held_out) == 1 and narrow.general is None
+    assert narrow.batches == list(given) and narrow.mixed == 0 < inputs.mixed
+    assert [held.items for held in narrow.held_out] == [50, 500]  # general text is measured on all the same
 
 
 def test_equal_texts_that_are_held_out_are_not_fitted_to(tmp_path):

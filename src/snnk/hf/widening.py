@@ -92,8 +92,9 @@ class Gathered:
         given: the inputs of the user, or general text.
         batches: what is fitted to.
         more: further inputs, for the distillation alone.
-        held_out: what agreement is measured on: inputs like the given ones, then general text if it was mixed in.
-        general: general text that was mixed in, or None.
+        held_out: what agreement is measured on: inputs like the given ones, then general text.
+        general: the general text beside the given texts; None where there is none.
+        mixed: number of general texts among those that are fitted to.
     """
 
     given: Calibration
@@ -101,37 +102,47 @@ class Gathered:
     more: list[Batch]
     held_out: list[Calibration]
     general: Calibration | None = None
+    mixed: int = 0
 
     def __str__(self) -> str:
-        return str(self.given) if self.general is None else f"{self.given}\nmixed in: {self.general}"
+        return f"{self.given}\nmixed in: {self.general}" if self.mixed else str(self.given)
 
 
 def gather(given: Calibration, processor: Any, *, max_length: int, wide: bool, seed: int = 0) -> Gathered:
-    """Mix general text and words of the vocabulary into texts, if `wide`; images stay as they are.
+    """The given inputs with general text to measure on, and, if `wide`, mixed with general text and other words.
 
-    General text is left out where it means nothing, as most of its words are unknown to the tokenizer.
+    Images stay as they are, and general text is left out where most of its words are unknown to the tokenizer.
     """
     batches, held = list(given), given.held_out
     if held is None:  # too few different texts to hold out others
         batches, part = hold_out(batches)
         held = Calibration(part, given.source, given.kind, sum(len(next(iter(batch.values()))) for batch in part))
-    if not wide or given.kind != "texts":
+    if given.kind != "texts":
         return Gathered(given, batches, given.more, [held])
-    general = None
-    if given.source != GENERAL:
-        try:
-            general = load_calibration(
-                None,
-                processor,
-                max_length=max_length,
-                max_tokens=MAX_TOKENS // 2,
-                held_out=HELD_OUT,
-                more_tokens=sum(int(batch["attention_mask"].sum()) for batch in given.more) // 2,
-                seed=seed,
-            )
-        except UnknownWords:
-            general = None
-    pairs = ((batches, given.more), ([], []) if general is None else (general, general.more))
-    fitted, more = (widen(*parts, processor, seed=seed) for parts in zip(*pairs, strict=True))
-    others = [] if general is None or general.held_out is None else [general.held_out]
-    return Gathered(given, fitted, more, [held, *others], general)
+    general = _beside(given, processor, max_length, seed)
+    sets = [held] if general is None or general.held_out is None else [held, general.held_out]
+    if not wide:
+        return Gathered(given, batches, given.more, sets, general)
+    others = ([], []) if general is None else (general, general.more)
+    pairs = zip((batches, given.more), others, strict=True)
+    fitted, more = (widen(*parts, processor, seed=seed) for parts in pairs)
+    return Gathered(given, fitted, more, sets, general, 0 if general is None else general.items)
+
+
+def _beside(given: Calibration, tokenizer: PreTrainedTokenizerBase, max_length: int, seed: int) -> Calibration | None:
+    """General text beside texts from a file: half as much as there may be of these."""
+    if given.source == GENERAL:
+        return None
+    more = sum(int(batch["attention_mask"].sum()) for batch in given.more)
+    try:
+        return load_calibration(
+            None,
+            tokenizer,
+            max_length=max_length,
+            max_tokens=MAX_TOKENS // 2,
+            held_out=HELD_OUT,
+            more_tokens=more // 2,
+            seed=seed,
+        )
+    except UnknownWords:
+        return None

@@ -312,13 +312,13 @@ def _bytes(model: PreTrainedModel) -> int:
 
 
 def _described(inputs: Gathered) -> dict[str, Any]:
-    given, general = inputs.given, inputs.general
+    given = inputs.given
     return {
         "file": given.source,
         "kind": given.kind,
         "count": given.items,
         "column": given.column,
-        "general_texts": 0 if general is None else general.items,
+        "general_texts": inputs.mixed,
     }
 
 
