@@ -77,9 +77,10 @@ def test_vectors_of_held_out_texts(bert, many, tmp_path, how):
     assert found["agreement"] == held["figures"] and f"by {how} pooling" in found["compared"]
     assert found["agreement"]["cosine"] == pytest.approx(float(cosine.mean()), abs=1e-6)
     assert held["quantiles"]["cosine"]["worst"] == pytest.approx(float(cosine.min()), abs=1e-6)
-    order = cosine.argsort()[:10]
-    assert [case["text"] for case in held["worst"]] == [batches.names[i] for i in order]
-    assert [case["value"] for case in held["worst"]] == pytest.approx(cosine[order].tolist(), abs=1e-6)
+    by_name = dict(zip(batches.names, cosine.tolist(), strict=True))
+    worst = [case["value"] for case in held["worst"]]
+    assert worst == pytest.approx(cosine.sort().values[:10].tolist(), abs=1e-6)
+    assert [by_name[case["text"]] for case in held["worst"]] == pytest.approx(worst, abs=1e-6)
     nearest = [(F.normalize(x) @ F.normalize(x).T).fill_diagonal_(-1).argmax(1) for x in (before, after)]
     assert found["agreement"]["same nearest"] == pytest.approx(float((nearest[0] == nearest[1]).float().mean()))
     assert json.loads((tmp_path / "out" / "report.json").read_text())["held_out"] == found["held_out"]
