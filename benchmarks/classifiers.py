@@ -133,7 +133,7 @@ def main() -> int:
         for keep in (1.0, *config.keeps):
             small, start, row = copy.deepcopy(model), time.perf_counter(), {}
             if keep < 1:
-                report = compress_(small, plan(small, keep=keep), calibration)
+                report = compress_(small, plan(small, keep=keep, blocks="ffn"), calibration)
                 row = {f"held_out_{name.replace(' ', '_')}": value for name, value in report.agreement.items()}
             row = results.add(
                 {

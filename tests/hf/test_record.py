@@ -7,9 +7,10 @@ import torch
 from transformers.models.bert.modeling_bert import BertLayer
 
 from snnk.hf import find_ffns
-from snnk.hf.record import ActivationCache, hold_out, recording, rows_at
+from snnk.hf.architectures import find_attentions
+from snnk.hf.record import ActivationCache, context, flat, hold_out, observe, recording, rows_at
 
-from helpers.architectures import ROWS, inputs, make, replaced
+from helpers.architectures import ATTENTION, ROWS, inputs, make, replaced
 
 
 def layers(row):
@@ -34,10 +35,10 @@ def test_as_from_the_bottom(row):
         return lambda i: replaced(model, "atoms", layers=(i,), m=20)  # other values above
 
     found = walked(model, batches, (0, 1, 3), change(model))
-    for i, (xs, residuals) in zip((0, 1, 3), found, strict=True):
-        again = ActivationCache(other, batches).advance(find_ffns(other)[i])
-        for one, two in zip([*xs, *residuals], [*again[0], *again[1]], strict=True):
-            torch.testing.assert_close(one, two)
+    for i, one in zip((0, 1, 3), found, strict=True):
+        two = ActivationCache(other, batches).advance(find_ffns(other)[i])
+        for name in ("inputs", "residuals", "sums"):
+            torch.testing.assert_close(getattr(one, name), getattr(two, name))
         change(other)(i)
     assert "forward" not in vars(find_ffns(model)[0].block)
     with torch.no_grad():  # nothing is skipped any more
@@ -76,7 +77,7 @@ def test_a_forward_of_its_own_stays_and_a_failure_leaves_no_hook():
     assert first.forward is forward
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     one, two = cache.advance(last), ActivationCache(model, [inputs("bert")]).advance(last)  # it can be asked again
-    torch.testing.assert_close(one[0][0], two[0][0])
+    torch.testing.assert_close(one.inputs, two.inputs)
 
 
 def test_layers_that_are_called_by_keyword():
@@ -85,8 +86,9 @@ def test_layers_that_are_called_by_keyword():
         ffn.block.__class__ = ByKeyword
     found = walked(model, [batch], (0, 2, 3))
     usual = _deep("bert")
-    for i, (xs, _) in zip((0, 2, 3), found, strict=True):
-        torch.testing.assert_close(xs[0], ActivationCache(usual, [batch]).advance(find_ffns(usual)[i])[0][0])
+    for i, reached in zip((0, 2, 3), found, strict=True):
+        again = ActivationCache(usual, [batch]).advance(find_ffns(usual)[i])
+        torch.testing.assert_close(reached.inputs, again.inputs)
 
 
 class ByKeyword(BertLayer):
@@ -100,9 +102,33 @@ class ByKeyword(BertLayer):
 def test_nothing_is_kept_for_gradients_and_padding_is_left_out():
     model, batch = _deep("bert"), inputs("bert")
     cache = ActivationCache(model, [batch])
-    xs, residuals = cache.advance(find_ffns(model)[1])
-    assert not cache.kept[0].requires_grad and not xs[0].requires_grad
-    assert len(xs[0]) == len(residuals[0]) == int(batch["attention_mask"].sum()) < batch["input_ids"].numel()
+    found = cache.advance(find_ffns(model)[1])
+    assert not cache.kept[0].requires_grad and not found.inputs[0].requires_grad
+    tokens = int(batch["attention_mask"].sum())
+    assert len(found.inputs[0]) == len(found.residuals[0]) == tokens < batch["input_ids"].numel()
+
+
+@pytest.mark.parametrize("row", ATTENTION)
+def test_attention_is_seen_with_its_call(row):
+    """The stream behind attention is residual + output, and the call gives the same mixed values again."""
+    model, seen = make(row), {}
+    with torch.no_grad(), observe(find_attentions(model), lambda block, found: seen.__setitem__(block.index, found)):
+        model(**inputs(row))
+    for attention in find_attentions(model):
+        found = seen[attention.index]
+        with torch.no_grad():
+            mixed = context(attention, found.call)
+            torch.testing.assert_close(mixed.reshape(found.hidden.shape), found.hidden)
+            torch.testing.assert_close(attention.slot("out")(found.hidden), found.outputs)
+    first = find_attentions(model)[0]
+    with torch.no_grad():
+        for parameter in first.slot("out").parameters():
+            parameter.zero_()
+    reached = ActivationCache(model, [inputs(row)]).advance(first)
+    expected = flat(seen[0].residual, inputs(row))
+    torch.testing.assert_close(reached.sums[0], expected, atol=1e-5, rtol=1e-5)
+    assert seen[0].outputs.abs().max() > 1e-2
+    assert (expected.abs().max() > 0.1) != row.startswith(("gemma2", "gemma3"))  # a norm stands before their sum
 
 
 def test_no_way_down():

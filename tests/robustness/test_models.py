@@ -58,7 +58,7 @@ def good(tmp_path_factory):
     root.joinpath("bundle").mkdir()
     Bundled([URF(4, 8)], torch.ones(2, 8), torch.ones(2)).save(root / "bundle" / "bundle.safetensors")
     root.joinpath("plan").mkdir()
-    plan(tiny_bert(), 0.5).save(root / "plan" / "plan.json")
+    plan(tiny_bert(), 0.5, blocks="ffn").save(root / "plan" / "plan.json")
     root.joinpath("checkpoint").mkdir()
     parts = {"now": {"w": torch.ones(2)}, "best": {"w": torch.ones(2)}, "exp_avg": {"w": torch.ones(2)}}
     write_checkpoint(root / "checkpoint" / "x.checkpoint", parts, FACTS)

@@ -16,7 +16,7 @@ GROUP = _options.COMPRESS
 RERUN = "continues from its checkpoint"
 EXAMPLES = (
     "snnk compress my-model --calibration sentences.txt --keep 0.25 --out my-model-small",
-    "snnk compress org/name --calibration texts.parquet --column text --target-size 200MB --joint --out small",
+    "snnk compress org/name --calibration texts.parquet --column text --target-size 200MB --out small",
 )
 
 
@@ -38,13 +38,19 @@ def command(
         float | None, typer.Option(help="Factor of fewer multiply-adds in the whole model, such as 1.5.")
     ] = None,
     layers: Annotated[str, typer.Option(help="all, top-6 (the last six), or numbers separated by commas.")] = "all",
+    blocks: Annotated[str, typer.Option(help="all, ffn (feed-forward blocks alone), or attention.")] = "all",
     kind: Annotated[
         str, typer.Option(help="atoms (neurons kept from the model itself), or random-relu or random-fourier.")
     ] = "atoms",
     plan: Annotated[Path | None, typer.Option(help="plan.json of another run, instead of the options above.")] = None,
     joint: Annotated[
-        bool, typer.Option("--joint", help="Choose the number of atoms of all blocks together, from the calibration.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--joint/--equal",
+            help="Choose the sizes of all blocks together, from the calibration, or keep the same share of each. "
+            "Default: together, if there are enough tokens.",
+        ),
+    ] = None,
     refine: Annotated[
         int, typer.Option(help="Gradient steps per block that move atoms; 0 for the closed form alone.", min=0)
     ] = 120,
@@ -73,7 +79,7 @@ def command(
     ] = True,
     seed: _options.Seed = 0,
 ) -> None:
-    """Compress the feed-forward blocks of a Hugging Face model in minutes, without labels or a GPU."""
+    """Compress a Hugging Face model in minutes, without labels or a GPU."""
     options = {name: value for name, value in locals().items() if name not in ("model", "calibration", "out")}
     if recover != "auto" and not recover.isdecimal():
         raise ValueError(f"--recover must be a number of steps, or auto; got {recover!r}")

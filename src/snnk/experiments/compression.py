@@ -159,7 +159,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
                     if row is None:
                         kind, moved = WAYS[way]
                         changed, start = copy.deepcopy(model), time.perf_counter()
-                        chosen = hf.plan(changed, keep=keep, kind=kind)
+                        chosen = hf.plan(changed, keep=keep, kind=kind, blocks="ffn")
                         steps = config.refine if moved else 0
                         hf.compress_(changed, chosen, task.calibration, refine=steps, seed=seed)
                         spent = {"seconds": time.perf_counter() - start}

@@ -11,7 +11,8 @@ from snnk.hf.classify.poolers import bundled_head_, merge_pooler_, replace_poole
 from snnk.hf.compression.blocks import compress_
 from snnk.hf.compression.paper import bundle_, replace_ffn_
 from snnk.hf.compression.pipeline import compress
-from snnk.hf.compression.planning import Plan, plan
+from snnk.hf.compression.planning import plan
+from snnk.hf.compression.plans import Plan
 from snnk.hf.quantizer import register
 
 register()

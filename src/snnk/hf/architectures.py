@@ -398,8 +398,12 @@ class ModelBlock:
 
     @property
     def layers(self) -> tuple[Any, ...]:
-        """The linear layers, or what replaced them; None for one that is not there."""
+        """The linear layers, or what replaced them, from the first to the last; None for one that is not there."""
         raise NotImplementedError
+
+    @property
+    def out_features(self) -> int:
+        return _sizes(self.layers[-1])[1]
 
     def slot(self, which: str) -> Any:
         """The module, function or tensor at a name of the row, such as "up" or "scale"; None if there is none."""
@@ -479,10 +483,6 @@ class FFN(ModelBlock):
     def width(self) -> int:
         """Number of hidden features, the columns of the second layer's weight."""
         return _sizes(self.slot("down"))[0]
-
-    @property
-    def out_features(self) -> int:
-        return _sizes(self.slot("down"))[1]
 
     @property
     def chain(self) -> Chain | None:
@@ -588,10 +588,6 @@ class Attention(ModelBlock):
     @property
     def in_features(self) -> int:
         return _sizes(self.slot("query"))[0]
-
-    @property
-    def out_features(self) -> int:
-        return _sizes(self.slot("out"))[1]
 
     def places(self, which: str) -> Tensor:
         """Where the outputs of "query", "key" or "value" are among those of its layer, (heads * head size,)."""

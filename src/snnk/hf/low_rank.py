@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snnk import _checks
-from snnk.hf.architectures import Attention, Cost
-from snnk.hf.replace import LOW_RANK, FactoryKwargs, note_, place_of, set_slot
+from snnk.hf.architectures import FFN, Attention, Cost, ModelBlock
+from snnk.hf.replace import LOW_RANK, Entry, FactoryKwargs, Replacement, note_, place_of, rebuild_, set_slot
 
 PARTS = ("query", "key", "value")
 
@@ -231,6 +231,15 @@ def replace_attention_(attention: Attention, ranks: Sequence[int]) -> LowRank:
     _set_sizes(attention, size)
     attention.block.train(attention.block.training)
     return LowRank(attention, (r, t), to_heads, out, original)
+
+
+def rebuild_block_(block: ModelBlock, entry: Entry, room: int) -> Replacement | LowRank:
+    """Put back what replaced a block, from its JSON; `room`, the bytes of the file, bounds what is allocated."""
+    if isinstance(block, FFN) and entry.get("kind") != LOW_RANK:
+        return rebuild_(block, entry, room)
+    if isinstance(block, Attention) and entry.get("kind") == LOW_RANK:
+        return replace_attention_(block, entry["ranks"])
+    raise ValueError(f"{block.name} is a {type(block).__name__} block, which cannot become {entry.get('kind')!r}")
 
 
 def check_ranks(attention: Attention, ranks: object) -> None:

@@ -21,7 +21,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
-from snnk.hf.architectures import FFN
+from snnk.hf.architectures import ModelBlock
 from snnk.hf.folders import check_folder, some
 
 Batch = Mapping[str, Tensor]  # keyword arguments of a model: input_ids, attention_mask, pixel_values, labels, ...
@@ -326,15 +326,15 @@ def quant_method(config: PretrainedConfig) -> str | None:
     return None if method is None else str(getattr(method, "value", method))
 
 
-def in_memory(ffns: list[FFN]) -> list[FFN]:
+def in_memory(blocks: list[ModelBlock]) -> list[ModelBlock]:
     """The blocks; a ValueError if weights are offloaded, which can neither be fitted nor replaced."""
-    away = [ffn.name for ffn in ffns if any(p.is_meta for p in ffn.block.parameters())]
+    away = [block.name for block in blocks if any(p.is_meta for p in block.block.parameters())]
     if away:
         raise ValueError(
             f"weights of {len(away)} blocks, {away[0]} the first, are offloaded or on the meta device, not in memory; "
             "load the whole model into memory, with from_pretrained(..., device_map='cpu')"
         )
-    return ffns
+    return blocks
 
 
 def place(batch: Batch, model: nn.Module) -> dict[str, Any]:

@@ -23,13 +23,13 @@ from transformers.quantizers.auto import (
 from transformers.quantizers.base import HfQuantizer
 
 from snnk import _io
-from snnk.hf.architectures import FFN, Attention, ModelBlock, find_blocks, rows_of
+from snnk.hf.architectures import find_blocks, rows_of
 from snnk.hf.classify.sites import Pooler, rebuild_pooler_
 from snnk.hf.folders import check_folder, some
 from snnk.hf.looking import use_row
-from snnk.hf.low_rank import replace_attention_
+from snnk.hf.low_rank import rebuild_block_
 from snnk.hf.models import plain_, refuse_keys, refuse_nan, refuse_sizes
-from snnk.hf.replace import LOW_RANK, METHOD, Entry, SNNKQuantizationConfig, note_, rebuild_
+from snnk.hf.replace import METHOD, SNNKQuantizationConfig, note_
 
 
 class SNNKQuantizer(HfQuantizer):
@@ -69,7 +69,7 @@ class SNNKQuantizer(HfQuantizer):
         refuse_sizes(model, files)
         room = sum(os.path.getsize(file) for file in files) if files else 2**40
         for name, entry in blocks.items():
-            _rebuild_(known[name], entry, room)
+            rebuild_block_(known[name], entry, room)
         if pooler is not None:
             self.pooler = rebuild_pooler_(model, pooler, room)
         self.shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
@@ -142,16 +142,6 @@ class SNNKQuantizer(HfQuantizer):
     @property
     def is_compileable(self) -> bool:
         return True
-
-
-def _rebuild_(block: ModelBlock, entry: Entry, room: int) -> None:
-    """Put back what replaced a block, from its JSON."""
-    if isinstance(block, FFN) and entry["kind"] != LOW_RANK:
-        rebuild_(block, entry, room)
-    elif isinstance(block, Attention) and entry["kind"] == LOW_RANK:
-        replace_attention_(block, entry["ranks"])
-    else:
-        raise ValueError(f"{block.name} is a {type(block).__name__} block, which cannot become {entry['kind']!r}")
 
 
 def _check_keys(files: list[str], wanted: Iterable[str], elsewhere: str) -> None:

@@ -1,8 +1,8 @@
 """Inputs and outputs of modules while a model runs: one recorder for every fit, and one cache of activations.
 
-`recording` calls back for each call of some modules, and `observe` for each feed-forward block. `ActivationCache` takes
-batches up through a model whose blocks are replaced one by one: a pass to a block starts at the layer where the last
-pass ended, from inputs that were kept there, instead of at the bottom.
+`recording` calls back for each call of some modules, and `observe` for each block. `ActivationCache` takes batches up
+through a model whose blocks are replaced one by one: a pass to a block starts at the layer where the last pass ended,
+from inputs that were kept there, instead of at the bottom. `context` runs the attention of one layer alone.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
-from snnk.hf.architectures import FFN, find_ffns
+from snnk.hf.architectures import Attention, ModelBlock, find_ffns
 from snnk.hf.models import Batch, place
 
 HELD_OUT = 10  # one batch in so many is held out
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of a module
 T = TypeVar("T")
+B = TypeVar("B", bound=ModelBlock)
 
 
 @contextmanager
@@ -50,10 +53,12 @@ def recording(modules: Mapping[str, nn.Module], callback: Callable[[str, Any, An
 class Observation:
     """One block in a forward pass: `inputs` (*, in), `outputs` and `sum` (*, out), where * is (batch, tokens)."""
 
-    inputs: Tensor
-    outputs: Tensor
+    inputs: Tensor  # of the first linear layer
+    hidden: Tensor  # the input of the last linear layer
+    outputs: Tensor  # of the last linear layer
     sum: Tensor  # the residual stream behind the block
     scale: Tensor | None = None
+    call: Call | None = None  # the arguments of the attention module, without a cache of keys and values
 
     @property
     def residual(self) -> Tensor:
@@ -62,7 +67,7 @@ class Observation:
 
 
 @contextmanager
-def observe(ffns: Iterable[FFN], callback: Callable[[FFN, Observation], None]) -> Iterator[None]:
+def observe(blocks: Iterable[B], callback: Callable[[B, Observation], None]) -> Iterator[None]:
     """Call back with each block's input, output and residual sum, in every forward pass inside the `with`.
 
     The layers must be in eval mode, as dropout would stand between output and sum. A block that is replaced inside the
@@ -76,29 +81,68 @@ def observe(ffns: Iterable[FFN], callback: Callable[[FFN, Observation], None]) -
         encoder.layer.0 torch.Size([2, 5, 8])
     """
     with ExitStack() as stack:
-        for ffn in ffns:
-            if ffn.block.training:
-                raise ValueError(f"{ffn.name} is in training mode, with dropout behind the block; call model.eval()")
-            stack.enter_context(unchunked(ffn.block))
-            modules = {"up": ffn.slot("up"), "down": ffn.slot("down"), "sum": ffn.norm or ffn.block}
-            stack.enter_context(recording(modules, _observer(ffn, callback)))
+        for block in blocks:
+            if block.block.training:
+                raise ValueError(f"{block.name} is in training mode, with dropout behind the block; call model.eval()")
+            stack.enter_context(unchunked(block.block))
+            calls: list[Call] = []
+            if isinstance(block, Attention):
+                stack.callback(_on_call(block.slot("module"), calls))
+            modules = {"first": block.layers[0], "last": block.layers[-1], "sum": block.reader or block.block}
+            stack.enter_context(recording(modules, _observer(block, calls, callback)))
         yield
 
 
-def _observer(ffn: FFN, callback: Callable[[FFN, Observation], None]) -> Callable[[str, Any, Any], None]:
+def _on_call(module: nn.Module, calls: list[Call]) -> Callable[[], None]:
+    """Note the arguments of each call of a module, without a cache, to which a second call would add its tokens."""
+
+    def plain(value: Any) -> Any:
+        return None if isinstance(value, Cache) else value.detach() if isinstance(value, Tensor) else value
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.append((tuple(map(plain, args)), {name: plain(value) for name, value in kwargs.items()}))
+
+    return module.register_forward_pre_hook(hook, with_kwargs=True).remove
+
+
+def _observer(
+    block: B, calls: list[Call], callback: Callable[[B, Observation], None]
+) -> Callable[[str, Any, Any], None]:
     seen: dict[str, Tensor] = {}
 
     def note(name: str, x: Tensor, out: Any) -> None:
         if name != "sum":
-            seen[name] = x if name == "up" else out.clone()  # Falcon adds attention's output to it in place
+            seen["hidden"] = x
+            seen[name] = x if name == "first" else out.clone()  # Falcon adds attention's output to it in place
             return
-        total = x if ffn.norm is not None else out[0] if isinstance(out, tuple) else out
+        total = x if block.reader is not None else out[0] if isinstance(out, tuple) else out
         # OPT runs its blocks on (batch * tokens, d)
-        inputs, outputs = (seen.pop(key).detach().reshape(*total.shape[:-1], -1) for key in ("up", "down"))
-        scale = None if ffn.scale is None else ffn.scale.detach()
-        callback(ffn, Observation(inputs, outputs, total.detach(), scale))
+        inputs, hidden, outputs = (
+            seen.pop(key).detach().reshape(*total.shape[:-1], -1) for key in ("first", "hidden", "last")
+        )
+        scale = None if block.scale is None else block.scale.detach()
+        call = calls.pop() if calls else None
+        callback(block, Observation(inputs, hidden, outputs, total.detach(), scale, call))
 
     return note
+
+
+def context(attention: Attention, call: Call) -> Tensor:
+    """The mixed values of all heads, which the output layer reads: (batch, tokens, heads * head size)."""
+    found: list[Tensor] = []
+
+    def stop(_: nn.Module, args: tuple[Any, ...]) -> None:
+        found.append(args[0])
+        raise _Seen
+
+    handle = attention.slot("out").register_forward_pre_hook(stop)
+    try:
+        attention.slot("module")(*call[0], **call[1])
+    except _Seen:
+        pass
+    finally:
+        handle.remove()
+    return found[0]
 
 
 class _Seen(Exception):
@@ -129,6 +173,16 @@ def run_to(layer: nn.Module, model: PreTrainedModel, batch: Batch) -> None:
         handle.remove()
 
 
+@dataclass
+class Reached:
+    """What a block gets in each batch: tensors of its tokens without padding, one per batch."""
+
+    inputs: list[Tensor] = field(default_factory=list)  # (n, in)
+    residuals: list[Tensor] = field(default_factory=list)  # (n, out), the stream that the block adds to
+    sums: list[Tensor] = field(default_factory=list)  # (n, out), the stream behind the block
+    calls: list[Call | None] = field(default_factory=list)  # of attention
+
+
 class ActivationCache:
     """Batches inside a model, kept as the inputs of the layer that they have come to.
 
@@ -147,12 +201,11 @@ class ActivationCache:
         self.read: set[nn.Module] = set()  # layers that made an argument of a later layer, as T5's position bias
 
     @torch.no_grad()
-    def advance(self, ffn: FFN) -> tuple[list[Tensor], list[Tensor]]:
-        """Run all batches up to a block: its inputs, and the stream that it adds to, without padding, per batch."""
-        if ffn.index < self.at:
-            raise ValueError(f"{ffn.name} is below layer {self.at}, to which the batches have come")
-        inputs: list[Tensor] = []
-        residuals: list[Tensor] = []
+    def advance(self, block: ModelBlock) -> Reached:
+        """Run all batches up to a block, through it, and no further."""
+        if block.index < self.at:
+            raise ValueError(f"{block.name} is below layer {self.at}, to which the batches have come")
+        found = Reached()
         reached: list[Tensor] = []
 
         made: dict[int, tuple[nn.Module, Any]] = {}  # by id, what layers of this pass made beside the states
@@ -176,29 +229,30 @@ class ActivationCache:
                 [given.index(id(x)) if id(x) in given else None for x in out[1:]] if isinstance(out, tuple) else None
             )
 
-        def note(_: FFN, seen: Observation) -> None:
-            inputs.append(flat(seen.inputs, batch, ffn.row.masked))
-            residuals.append(flat(seen.residual, batch, ffn.row.masked))
+        def note(_: ModelBlock, seen: Observation) -> None:
+            for kept, x in ((found.inputs, seen.inputs), (found.residuals, seen.residual), (found.sums, seen.sum)):
+                kept.append(flat(x, batch, block.row.masked))
+            found.calls.append(seen.call)
             raise _Seen
 
         with ExitStack() as stack:
-            for layer in self.layers[self.at : ffn.index]:
+            for layer in self.layers[self.at : block.index]:
                 stack.callback(layer.register_forward_hook(note_layer, with_kwargs=True).remove)
-            first, last = self.layers[self.at], self.layers[ffn.index]
+            first, last = self.layers[self.at], self.layers[block.index]
             stack.callback(first.register_forward_pre_hook(start, with_kwargs=True).remove)
             stack.callback(last.register_forward_pre_hook(end, with_kwargs=True).remove)
             for layer in self.layers[: self.at]:  # these return their inputs, which nothing reads
                 if layer in self.passed and layer not in self.read:  # a tower that runs behind this one was not seen
                     stack.callback(_set_forward, layer, vars(layer).get("forward"))
                     _set_forward(layer, _identity(self.passed[layer]))
-            stack.enter_context(observe([ffn], note))
+            stack.enter_context(observe([block], note))
             for batch in self.batches:
                 try:
                     self.model(**place(batch, self.model))
                 except _Seen:
                     continue
-        self.at, self.kept = ffn.index, reached
-        return inputs, residuals
+        self.at, self.kept = block.index, reached
+        return found
 
 
 def _given(args: Any, kwargs: Any) -> list[Any]:

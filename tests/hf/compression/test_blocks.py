@@ -4,20 +4,24 @@ import copy
 import json
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 import transformers as hf
 
-from snnk.hf import Plan, compress_, find_ffns, plan
-from snnk.hf.compression.ffn import Tokens, _solve
-from snnk.hf.compression.ffn import fit as fit_block
-from snnk.hf.compression.planning import PENALTY, BlockPlan
+from snnk.hf import Plan, compress_, find_ffns
+from snnk.hf import plan as plan_all
+from snnk.hf.compression.ffn import PENALTY, _solve, fit_ffn
+from snnk.hf.compression.plans import BlockPlan
+from snnk.hf.compression.targets import Tokens
 from snnk.hf.record import observe
 from snnk.ridge.sums import RidgeStats
 
 from helpers.architectures import ROWS, WIDTH, D, make, width
 from helpers.compression import explained, some_batches
+
+plan = partial(plan_all, blocks="ffn")  # attention has tests of its own
 
 
 @torch.no_grad()
@@ -449,7 +453,7 @@ def made_rows(n=500):
 def fit(ffn, kind, count, rows, refine=0):
     block = replace(plan(make("bert"), keep=0.5).blocks[0], kind=kind, num_features=count)
     with torch.no_grad(), ExitStack() as undo:
-        new = fit_block(ffn, block, rows, refine, 0, undo)
+        new = fit_ffn(ffn, block, rows, refine, 0, undo)
         undo.pop_all()
     return new
 

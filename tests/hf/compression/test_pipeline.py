@@ -97,7 +97,7 @@ def test_labels_of_a_classifier(many, tmp_path):
     model = make("BertForSequenceClassification", id2label=names, label2id={v: k for k, v in names.items()})
     perturb_(model, scale=0.3)
     folder = save(model, tmp_path / "head")
-    found = compress(folder, many, out=tmp_path / "out", keep=0.05, refine=0)
+    found = compress(folder, many, out=tmp_path / "out", keep=0.05, blocks="ffn", joint=False, refine=0)
     batches = held_out(many)
     auto = hf.AutoModelForSequenceClassification
     before, after = (torch.cat(outputs(place, batches, "logits", auto)) for place in (folder, tmp_path / "out"))

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,15 +10,22 @@ import torch
 import transformers as hf
 from torch import nn
 
-from snnk.hf import Plan, compress_, find_ffns, plan
+from snnk.hf import Plan, compress_, find_ffns
+from snnk.hf import plan as plan_all
 from snnk.hf.compression import planning
-from snnk.hf.compression.planning import PENALTY, BlockPlan, _allocate, _options, importance, sums
+from snnk.hf.compression.damage import measure
+from snnk.hf.compression.ffn import PENALTY
+from snnk.hf.compression.planning import _allocate
+from snnk.hf.compression.plans import BlockPlan
+from snnk.hf.compression.targets import importance
 from snnk.hf.record import observe, tokens_of
 from snnk.ridge.atoms import choose_atoms
 from snnk.ridge.sums import RidgeStats
 
 from helpers.architectures import WIDTH, make
 from helpers.compression import explained, some_batches
+
+plan = partial(plan_all, blocks="ffn")  # attention has tests of its own
 
 
 @pytest.fixture(scope="module")
@@ -188,10 +196,11 @@ def test_what_a_block_may_become_has_the_weighted_error_of_its_fit():
     order, _ = choose_atoms(gram, cross, WIDTH, penalty)
     for m in range(2, WIDTH, 2):
         wanted["atoms", m] = 1 - explained(gram, cross, order[:m].tolist(), penalty) / total
-    found = [block for each, stats in sums([ffn], model, batches) for block in _options(each, stats)]
+    (found,) = measure([ffn], model, batches)
     assert {(b.kind, b.num_features): b.predicted_error for b, _ in found} == pytest.approx(wanted, abs=1e-4)
     damages = {(b.kind, b.num_features): damage for b, damage in found}
-    share = total / float(w.sum())
+    stream = stream.double() - stream.double().mean(1, keepdim=True)
+    share = total / squared(stream)  # the error relative to what the next layer reads
     assert damages == pytest.approx({key: error * share for key, error in wanted.items()}, abs=1e-4 * share)
 
 
@@ -205,7 +214,7 @@ def test_what_is_left_of_the_budget_is_spent():
     second = [option(1, 1.0), option(4, 0.9), option(6, 0.8), option(31, 0.0)]
     chosen = _allocate([first, second], 19, "parameters")
     assert [block.parameters for block in chosen] == [11, 6]
-    with pytest.raises(ValueError, match="the budget is 1 multiply-adds, and constants in place of all blocks have 2"):
+    with pytest.raises(ValueError, match="1 multiply-adds, and the smallest choice for every block has 2"):
         _allocate([first, second], 1, "multiply_adds")
 
 

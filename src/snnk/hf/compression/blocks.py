@@ -20,15 +20,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from snnk import _checks
-from snnk.hf.architectures import FFN
+from snnk.hf.architectures import FFN, Attention, ModelBlock, find_blocks
 from snnk.hf.compression.agreement import agreement, outputs_of
+from snnk.hf.compression.attention import Calls, fit_attention
 from snnk.hf.compression.checkpoint import CompressionCheckpoint
+from snnk.hf.compression.damage import enough
 from snnk.hf.compression.distill import AUTO, Progress, Recovery, recover_, unseen
-from snnk.hf.compression.ffn import fit, make_tokens, unknowns
-from snnk.hf.compression.planning import KEPT, Plan, at_least_zero, enough
+from snnk.hf.compression.ffn import fit_ffn
+from snnk.hf.compression.plans import KEPT, BlockPlan, Plan, at_least_zero, describe
+from snnk.hf.compression.targets import Tokens, make_tokens
 from snnk.hf.cost import stored
+from snnk.hf.low_rank import LowRank
 from snnk.hf.models import Batch, check_batches, evaluating, without_gguf_
-from snnk.hf.record import ActivationCache, Observation, flat, hold_out, observe, run_to
+from snnk.hf.record import ActivationCache, Reached, hold_out
 from snnk.hf.replace import Replacement
 
 CHOOSING = 16  # further batches that the length of the distillation is chosen by
@@ -49,6 +53,7 @@ class BlockReport:
     error: float | None = None
     refused: bool = False
     seconds: float = 0.0
+    ranks: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -69,12 +74,12 @@ class CompressionReport:
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [f"{'block':<22}{'is now':<14}{'parameters':>24}{'held-out error':>16}"]
+        lines = [f"{'block':<28}{'is now':<18}{'parameters':>24}{'held-out error':>16}"]
         for b in self.blocks:
-            what = b.kind if b.num_features is None else f"{b.num_features} {b.kind}"
+            what = describe(b.kind, b.num_features, b.ranks)
             error = "" if b.error is None else f"{b.error:.4f}"
             sizes = f"{b.parameters_before:,} -> {b.parameters:,}"
-            lines.append(f"{b.name:<22}{what:<14}{sizes:>24}{error:>16}{'  refused' if b.refused else ''}")
+            lines.append(f"{b.name:<28}{what:<18}{sizes:>24}{error:>16}{'  refused' if b.refused else ''}")
         whole = f"{self.model_parameters_before:,} -> {self.model_parameters:,} parameters"
         lines.append(f"whole model: {whole}, {self.model_parameters / self.model_parameters_before:.3f}")
         agreed = ", ".join(f"{name} {value:.4f}" for name, value in self.agreement.items())
@@ -130,62 +135,56 @@ def compress_(
         >>> model = BertModel(BertConfig(vocab_size=50, **sizes))
         >>> batches = [{"input_ids": torch.randint(50, (8, 16))} for _ in range(10)]
         >>> report = compress_(model, plan(model, keep=0.5), batches)
-        >>> report.blocks[0].num_features, report.blocks[0].error < 0.5
-        (16, True)
+        >>> [(block.name, block.ranks or block.num_features) for block in report.blocks]
+        [('encoder.layer.0.attention', (2, 2)), ('encoder.layer.0', 16)]
     """
     start = time.monotonic()
     _check_arguments(plan, refine, recover, recover_minutes, max_error, max_tokens, seed)
     seed = int(seed)  # feature maps take no integers of numpy
-    ffns, by_name = plan.check(model), {block.name: block for block in plan.blocks}
+    blocks, by_name = plan.check(model), {block.name: block for block in plan.blocks}
     before = _parameters(model)
     reports: list[BlockReport] = []
-    replacements: list[Replacement] = []
+    replacements: list[Replacement | LowRank] = []
     recovery = None
-    with ExitStack() as undo, evaluating(model), torch.no_grad():
+    with ExitStack() as undo, ExitStack() as modes, evaluating(model), torch.no_grad():
         undo.callback(without_gguf_(model))
         more = list(check_batches(more))
         few = len(more) < CHOOSING
-        training, choosing, held, tokens = _divide(model, ffns, batches, max_tokens, bool(recover) and few)
+        training, choosing, held, tokens = _divide(model, blocks[0], batches, max_tokens, bool(recover) and few)
         if not few:
             choosing, more = more[:CHOOSING], more[CHOOSING:]
-        enough(tokens[0], max(unknowns(ffn, by_name[ffn.name]) for ffn in ffns))
-        teacher = (original or copy.deepcopy(model)) if recover else None
-        progress("original", 0, len(ffns))
-        wanted = [ffn for ffn in ffns if by_name[ffn.name].kind != KEPT]
-        streams = _streams(model, wanted, [*training, *held])
+        enough(tokens[0], max(_unknowns(block, by_name[block.name]) for block in blocks))
+        progress("original", 0, len(blocks))
+        teacher = original or copy.deepcopy(model)
+        modes.enter_context(evaluating(teacher))
+        originals = {block.name: block for block in find_blocks(teacher)}
         outputs = [outputs_of(model, batch) for batch in held]
-        cache, cut = ActivationCache(model, [*training, *held]), len(training)
-        for ffn in ffns:
-            if checkpoint is not None and (found := checkpoint.restore_(ffn, undo)) is not None:
-                new, facts = found
-                replacements += [] if new is None else [new]
+        cache, exact = ActivationCache(model, [*training, *held]), ActivationCache(teacher, [*training, *held])
+        for block in blocks:
+            if checkpoint is not None and (found := checkpoint.restore_(block, undo)) is not None:
+                kept, facts = found
+                replacements += [] if kept is None else [kept]
                 reports.append(BlockReport(**facts))
-                streams[ffn.name] = streams.get(ffn.name, [])[cut:]
                 continue
-            block, began = by_name[ffn.name], time.monotonic()
-            done = BlockReport(ffn.name, block.kind, block.num_features, ffn.num_parameters, ffn.num_parameters)
-            if block.kind != KEPT:
-                inputs, residuals = cache.advance(ffn)
-                rows, test = (
-                    make_tokens(ffn, inputs[part], residuals[part], streams[ffn.name][part])
-                    for part in (slice(cut), slice(cut, None))
-                )
-                del inputs, residuals
-                streams[ffn.name] = streams[ffn.name][cut:]  # only the held-out part is needed again
-                new = fit(ffn, block, rows, refine, seed, undo)
-                error = test.error(ffn)
-                done = replace(done, parameters=ffn.num_parameters, error=error)
+            planned, began = by_name[block.name], time.monotonic()
+            size = block.num_parameters
+            done = BlockReport(block.name, planned.kind, planned.num_features, size, size, ranks=planned.ranks)
+            if planned.kind != KEPT:
+                sites = _sites(block, cache.advance(block), exact.advance(originals[block.name]).sums, training, held)
+                new = _fit(block, planned, sites[0], refine, seed, undo)
+                error = _error(block, sites[1])
+                done = replace(done, parameters=block.num_parameters, error=error)
                 if max_error is not None and not error <= max_error:
                     new.restore_()
-                    done = replace(done, kind=KEPT, num_features=None, parameters=ffn.num_parameters, refused=True)
+                    done = replace(done, kind=KEPT, num_features=None, ranks=None, parameters=size, refused=True)
                 else:
                     replacements.append(new)
             reports.append(replace(done, seconds=time.monotonic() - began))
             if checkpoint is not None:
-                checkpoint.keep(ffn, replacements[-1] if done.kind != KEPT else None, asdict(reports[-1]))
-            progress(ffn.name, len(reports), len(ffns))
-        if teacher is not None and replacements:
-            del cache
+                checkpoint.keep(block, replacements[-1] if done.kind != KEPT else None, asdict(reports[-1]))
+            progress(block.name, len(reports), len(blocks))
+        if recover and replacements:
+            del cache, exact
             recovery = recover_(
                 model,
                 teacher,
@@ -199,9 +198,12 @@ def compress_(
                 key="" if checkpoint is None else checkpoint.key,
                 progress=progress,
             )
-            cache, errors = ActivationCache(model, held), {}
-            for ffn in (new.ffn for new in replacements):
-                errors[ffn.name] = make_tokens(ffn, *cache.advance(ffn), streams[ffn.name]).error(ffn)
+            cache, exact = ActivationCache(model, held), ActivationCache(teacher, held)
+            errors = {}
+            for block in blocks:
+                if block.kind != KEPT:
+                    site = _sites(block, cache.advance(block), exact.advance(originals[block.name]).sums, [], held)[1]
+                    errors[block.name] = _error(block, site)
             reports = [replace(report, error=errors.get(report.name, report.error)) for report in reports]
         agreed = agreement(outputs, [outputs_of(model, batch) for batch in held])
         undo.pop_all()
@@ -236,27 +238,54 @@ def _check_arguments(
     _checks.positive_int(max_tokens, "max_tokens")
 
 
-def _streams(model: PreTrainedModel, ffns: list[FFN], batches: list[Batch]) -> dict[str, list[Tensor]]:
-    """The residual stream behind each block, without padding, per batch."""
-    found: dict[str, list[Tensor]] = {ffn.name: [] for ffn in ffns}
+def _error(block: ModelBlock, site: Tokens | Calls) -> float:
+    """Weighted squared error of a block in its present state, over the variance of the targets."""
+    subject: Any = block
+    return site.error(subject)
 
-    def note(ffn: FFN, seen: Observation) -> None:
-        found[ffn.name].append(flat(seen.sum, batch, ffn.row.masked))
 
-    with observe(ffns, note):
-        for batch in batches if ffns else []:
-            run_to(ffns[-1].block, model, batch)
+def _unknowns(block: ModelBlock, planned: BlockPlan) -> int:
+    """Numbers that are fitted per output of a block."""
+    if isinstance(block, Attention):
+        return 0 if planned.ranks is None else block.heads[0] * planned.ranks[1]
+    return planned.num_features or (block.in_features if isinstance(block, FFN) and planned.kind == "linear" else 0)
+
+
+def _sites(
+    block: ModelBlock, reached: Reached, streams: list[Tensor], training: list[Batch], held: list[Batch]
+) -> list[Tokens | Calls]:
+    """What a block is fitted to, and what it is measured on."""
+    found: list[Tokens | Calls] = []
+    cut = len(training)
+    for part, batches in ((slice(cut), training), (slice(cut, None), held)):
+        inputs = reached.inputs[part]
+        if not inputs:
+            found.append(Calls([], [], [], Tokens(*[torch.empty(0)] * 4)))
+            continue
+        tokens = make_tokens(block, inputs, reached.residuals[part], streams[part])
+        calls = [call for call in reached.calls[part] if call is not None]
+        found.append(Calls(calls, batches, [len(x) for x in inputs], tokens) if calls else tokens)
     return found
 
 
+def _fit(
+    block: ModelBlock, planned: BlockPlan, site: Tokens | Calls, refine: int, seed: int, undo: ExitStack
+) -> Replacement | LowRank:
+    if isinstance(block, Attention) and isinstance(site, Calls) and planned.ranks is not None:
+        return fit_attention(block, planned.ranks, site, refine // 2, seed, undo)
+    if isinstance(block, FFN) and isinstance(site, Tokens):
+        return fit_ffn(block, planned, site, refine, seed, undo)
+    raise TypeError(f"{block.name} cannot become {planned.kind!r}")
+
+
 def _divide(
-    model: PreTrainedModel, ffns: list[FFN], batches: Iterable[Batch], max_tokens: int, choose: bool
+    model: PreTrainedModel, first: ModelBlock, batches: Iterable[Batch], max_tokens: int, choose: bool
 ) -> tuple[list[Batch], list[Batch], list[Batch], tuple[int, int]]:
     """Batches to fit to, to choose by if `choose` is set, and held out, and the tokens of the first and the last."""
     used: list[tuple[Batch, int]] = []
     total = 0
     for batch in check_batches(batches):
-        used.append((batch, _count(model, ffns[0], batch)))
+        used.append((batch, _count(model, first, batch)))
         total += used[-1][1]
         if total >= max_tokens:
             break
@@ -267,11 +296,11 @@ def _divide(
     return fitted, chosen, measured, tokens
 
 
-def _count(model: PreTrainedModel, ffn: FFN, batch: Batch) -> int:
+def _count(model: PreTrainedModel, block: ModelBlock, batch: Batch) -> int:
     """Tokens of a block that are not padding; without a mask, as for images, they are counted at the block."""
-    if "attention_mask" in batch and ffn.row.masked:
+    if "attention_mask" in batch and block.row.masked:
         return int(batch["attention_mask"].bool().sum())
-    return len(ActivationCache(model, [batch]).advance(ffn)[0][0])
+    return len(ActivationCache(model, [batch]).advance(block).inputs[0])
 
 
 def _parameters(model: PreTrainedModel) -> int:

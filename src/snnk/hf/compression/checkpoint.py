@@ -28,11 +28,12 @@ from transformers import PreTrainedModel
 from snnk import _io
 from snnk._checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from snnk._environment import environment
-from snnk.hf.architectures import FFN
-from snnk.hf.compression.planning import Plan
+from snnk.hf.architectures import ModelBlock
+from snnk.hf.compression.plans import Plan
 from snnk.hf.cost import stored
+from snnk.hf.low_rank import LowRank, rebuild_block_
 from snnk.hf.models import Batch
-from snnk.hf.replace import Replacement, rebuild_
+from snnk.hf.replace import Replacement
 
 PACKAGES = ("snnk", "torch", "transformers")  # whose versions are part of the key
 ADVICE = "delete it to start again"
@@ -83,13 +84,15 @@ class CompressionCheckpoint:
         distilling = ", and a part of the distillation" if self.distillation.exists() else ""
         return f"{self.folder}, which has {blocks} blocks{distilling}"
 
-    def keep(self, block: FFN, new: Replacement | None, report: Mapping[str, Any]) -> None:
+    def keep(self, block: ModelBlock, new: Replacement | LowRank | None, report: Mapping[str, Any]) -> None:
         """Keep what replaced a block, or that it stays, and its report."""
         parts = {} if new is None else {str(i): module.state_dict() for i, module in enumerate(new.modules)}
         entry = None if new is None else block.configs[0].quantization_config.blocks[block.name]
         write_checkpoint(self._file(block), parts, {"key": self.key, "entry": entry, "report": dict(report)})
 
-    def restore_(self, block: FFN, undo: ExitStack) -> tuple[Replacement | None, dict[str, Any]] | None:
+    def restore_(
+        self, block: ModelBlock, undo: ExitStack
+    ) -> tuple[Replacement | LowRank | None, dict[str, Any]] | None:
         """Replace a block by what was kept for it, and return this and its report; None if there is nothing."""
         path = self._file(block)
         if not path.exists():
@@ -97,7 +100,7 @@ class CompressionCheckpoint:
         parts, facts = read_checkpoint(path, self.key, {"entry": _is_entry, "report": lambda x: isinstance(x, dict)})
         if facts["entry"] is None:
             return None, facts["report"]
-        new = rebuild_(block, facts["entry"], path.stat().st_size)
+        new = rebuild_block_(block, facts["entry"], path.stat().st_size)
         undo.callback(new.restore_)
         try:
             for i, module in enumerate(new.modules):
@@ -106,7 +109,7 @@ class CompressionCheckpoint:
             raise CheckpointError(f"{path} does not fit {block.name}: {error}; {ADVICE}: {self.folder}") from error
         return new, facts["report"]
 
-    def _file(self, block: FFN) -> Path:
+    def _file(self, block: ModelBlock) -> Path:
         return self.folder / f"block-{block.name}.safetensors"
 
 

@@ -8,70 +8,22 @@ cross-validation.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
 
 from snnk.hf.architectures import FFN
-from snnk.hf.compression.planning import PENALTY, BlockPlan, importance
+from snnk.hf.compression.plans import BlockPlan
+from snnk.hf.compression.targets import Tokens, dtype_of
 from snnk.hf.replace import Replacement, replace_
 from snnk.maps import RANDOM_MAPS, FeatureMap, ProjectedURF, make_feature_map
 from snnk.ridge.atoms import choose_atoms, refine_
 from snnk.ridge.sums import RidgeStats
 
-ROWS = 2048  # tokens whose features are in memory at once
+PENALTY = 1e-4  # while atoms are chosen, relative to the mean diagonal of the Gram matrix
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """Rows for the fit of a block: inputs x (n, d), targets y (n, out), weights (n,) and scales of outputs (out,)."""
-
-    x: Tensor
-    y: Tensor
-    weight: Tensor
-    scale: Tensor
-
-    def error(self, ffn: FFN) -> float:
-        """Weighted squared error of the block in its present state, over the variance of the targets."""
-        weight = self.weight[:, None] * self.scale.square()
-        mean = (self.weight[:, None] * self.y).sum(0) / self.weight.sum()
-        wrong = sum(
-            float((w * (ffn.forward(x.to(_dtype(ffn))).float() - y).square()).sum())
-            for x, y, w in zip(self.x.split(ROWS), self.y.split(ROWS), weight.split(ROWS), strict=True)
-        )
-        return wrong / max(float((weight * (self.y - mean).square()).sum()), 1e-30)
-
-    def sums(self, phi: Callable[[Tensor], Tensor], num_features: int) -> RidgeStats:
-        """Sums of the features phi(x) against the targets."""
-        stats = RidgeStats(num_features, self.y.shape[1], block_dtype=torch.float32)
-        for x, y, w in zip(self.x.split(ROWS), self.y.split(ROWS), self.weight.split(ROWS), strict=True):
-            stats.update(phi(x).cpu(), y.cpu(), w.cpu())
-        return stats
-
-
-def make_tokens(ffn: FFN, inputs: list[Tensor], residuals: list[Tensor], streams: list[Tensor]) -> Tokens:
-    """The rows of a block from its inputs, the stream around it, and the original's stream behind it, per batch."""
-    stream = torch.cat(streams).float()
-    weight, scale = importance(ffn, stream)
-    y = stream - torch.cat(residuals).float()
-    if ffn.scale is not None:  # the factor of the block's output
-        factor = ffn.scale.detach().float()
-        y = y / torch.where(factor.abs() < 1e-6, torch.full_like(factor, math.inf), factor)
-    return Tokens(torch.cat(inputs), y, weight, scale)
-
-
-def unknowns(ffn: FFN, block: BlockPlan) -> int:
-    """Numbers that are fitted per output of a block."""
-    return block.num_features or (ffn.in_features if block.kind == "linear" else 0)
-
-
-def fit(ffn: FFN, block: BlockPlan, rows: Tokens, refine: int, seed: int, undo: ExitStack) -> Replacement:
+def fit_ffn(ffn: FFN, block: BlockPlan, rows: Tokens, refine: int, seed: int, undo: ExitStack) -> Replacement:
     """Replace a block by the planned features, with the matrix that fits them to the rows; `undo` puts it back."""
-    dtype, count = _dtype(ffn), block.num_features or 0
+    dtype, count = dtype_of(ffn), block.num_features or 0
 
     def put(kind: str | FeatureMap, num_features: int | None = None) -> Replacement:
         new = replace_(ffn, kind, num_features)
@@ -122,8 +74,3 @@ def _solve(new: Replacement, stats: RidgeStats) -> None:
     bias = new.down.bias is not None  # with all neurons of a block without biases there is none
     solution = stats.solve("gcv", intercept=bias)
     new.fill_(solution.weight, solution.bias if bias else None)
-
-
-def _dtype(ffn: FFN) -> torch.dtype:
-    weight: Tensor = ffn.slot("down").bias if ffn.kind == "drop" else ffn.slot("down").weight
-    return weight.dtype

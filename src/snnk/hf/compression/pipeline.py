@@ -21,16 +21,18 @@ from snnk import _checks, _io
 from snnk._checkpoint import checkpoint_of
 from snnk._environment import environment
 from snnk.hf import doubts
-from snnk.hf.architectures import find_ffns, parse_layers
+from snnk.hf.architectures import find_blocks, parse_layers
 from snnk.hf.calibration import HELD_OUT, MAX_TOKENS, load_calibration
 from snnk.hf.compression import report as pages
 from snnk.hf.compression.agreement import MEAN, POOLINGS, measure, probe
 from snnk.hf.compression.blocks import compress_
 from snnk.hf.compression.causal import is_causal
 from snnk.hf.compression.checkpoint import CompressionCheckpoint, fingerprint
+from snnk.hf.compression.damage import TooFewTokens
 from snnk.hf.compression.distill import AUTO, Progress, unseen
-from snnk.hf.compression.planning import Plan
+from snnk.hf.compression.planning import BLOCKS
 from snnk.hf.compression.planning import plan as make_plan
+from snnk.hf.compression.plans import Plan
 from snnk.hf.cost import stored
 from snnk.hf.folders import copy_others, find_folder, find_transformer, pooling_of, some
 from snnk.hf.models import load_model, load_processor, quiet, token_limit
@@ -51,9 +53,10 @@ def compress(
     target_size: str | None = None,
     target_speedup: float | None = None,
     layers: str = "all",
+    blocks: str = "all",
     kind: str = "atoms",
     plan: str | Path | None = None,
-    joint: bool = False,
+    joint: bool | None = None,
     refine: int = 120,
     recover: int | str = AUTO,
     recover_minutes: float = 5.0,
@@ -66,16 +69,17 @@ def compress(
     say: Callable[[str], None] = lambda text: None,
     progress: Progress = unseen,
 ) -> dict[str, Any]:
-    """Compress the feed-forward blocks of a model into a new folder, with a report; what `snnk compress` does.
+    """Compress a model into a new folder, with a report; what `snnk compress` does.
 
     Args:
         model: folder of a Hugging Face model, also of sentence-transformers, or its name on the hub.
         calibration: unlabelled inputs: a file of texts (lines, .jsonl, .csv, .tsv, .parquet) or a folder of images.
             Default: the general English text of snnk. Texts like those in use are better; images must be given.
         out: new folder for the compressed model, plan.json, report.json, report.html and a model card.
-        keep, target_size, target_speedup, layers, kind: of `snnk.hf.plan`. Default: keep=0.25.
+        keep, target_size, target_speedup, layers, blocks, kind: of `snnk.hf.plan`. Default: keep=0.25.
         plan: a plan.json, in place of these options.
-        joint: choose the numbers of atoms of all blocks together, from the calibration inputs.
+        joint: choose numbers of atoms and ranks for all blocks together, from the calibration inputs, or (False) keep
+            the same share of every block. Default: together for atoms, if there are enough tokens.
         refine, recover, recover_minutes, max_error, seed: of `snnk.hf.compress_`. The distillation also uses texts that
             the fit has no room for.
         column: column of the texts. Default: the first column of texts.
@@ -101,8 +105,8 @@ def compress(
         >>> sizes = dict(hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
         >>> BertModel(BertConfig(vocab_size=3, **sizes)).save_pretrained(folder / "model")
         >>> _ = (folder / "texts.txt").write_text("one two one two\\n" * 40)
-        >>> report = compress(folder / "model", folder / "texts.txt", out=folder / "small", keep=0.5)
-        >>> report["report"]["blocks"][0]["num_features"]
+        >>> report = compress(folder / "model", folder / "texts.txt", out=folder / "small", keep=0.5, joint=False)
+        >>> report["report"]["blocks"][1]["num_features"]
         8
         >>> type(AutoModel.from_pretrained(folder / "small")).__name__
         'BertModel'
@@ -112,6 +116,7 @@ def compress(
         "target_size": target_size,
         "target_speedup": target_speedup,
         "layers": layers,
+        "blocks": blocks,
         "kind": kind,
         "plan": None if plan is None else str(plan),
         "joint": joint,
@@ -151,9 +156,12 @@ def _check(settings: dict[str, Any]) -> None:
             f"keep {settings['keep']} would leave next to nothing of each block; the least is {LEAST}, and less than "
             "0.1 rarely pays. To take whole blocks out, use joint with a target_size or target_speedup"
         )
-    others = (settings["layers"], settings["kind"]) != ("all", "atoms") or settings["joint"]
+    others = [settings[name] for name in ("layers", "blocks", "kind", "joint")] != ["all", "all", "atoms", None]
     if settings["plan"] is not None and (given or others):
-        raise ValueError("a plan replaces keep, target_size, target_speedup, layers, kind and joint; leave them out")
+        raise ValueError(
+            "a plan replaces keep, target_size, target_speedup, layers, blocks, kind and joint; leave them out"
+        )
+    _checks.choose(settings["blocks"], BLOCKS, "blocks")
     if settings["joint"] and settings["kind"] != "atoms":
         raise ValueError(f"joint chooses numbers of atoms only; got kind {settings['kind']!r}")
     for name in ("target_speedup", "max_error"):
@@ -167,7 +175,8 @@ def _plan(model: PreTrainedModel, settings: dict[str, Any], batches: list[dict[s
         plan = Plan.load(settings["plan"])
         plan.check(model)
         return plan
-    options = {name: settings[name] for name in ("keep", "target_size", "target_speedup", "layers", "kind")}
+    names = ("keep", "target_size", "target_speedup", "layers", "blocks", "kind")
+    options = {name: settings[name] for name in names}
     if options["target_size"] is None and options["target_speedup"] is None and options["keep"] is None:
         options["keep"] = KEEP
     return make_plan(model, batches=batches, **options)
@@ -186,7 +195,7 @@ def _compress(
         raise ValueError(f"the output {out} is inside the model's folder {folder}; name a folder outside")
     inner, sentences = find_transformer(folder), (folder / "modules.json").is_file()
     network, processor = load(folder / inner, say, sentences=sentences)
-    blocks = len(find_ffns(network))
+    blocks = len(find_blocks(network))
     plan = _plan(network, settings)  # before any data are read, as the model or the plan may be refused
     length = min(settings["max_length"], token_limit(network.config) or settings["max_length"])
     given = load_calibration(
@@ -215,9 +224,14 @@ def _compress(
         if checkpoint.plan is not None:
             say(f"going on from {checkpoint}")
             plan = checkpoint.plan
-        elif settings["joint"]:
-            progress("choosing numbers of atoms", 0, blocks)
-            plan = _plan(network, settings, batches)
+        elif settings["joint"] or (settings["joint"], settings["kind"], settings["plan"]) == (None, "atoms", None):
+            progress("planning", 0, blocks)
+            try:
+                plan = _plan(network, settings, batches)
+            except TooFewTokens as error:
+                if settings["joint"]:
+                    raise
+                say(f"note: every block keeps the same share, as a joint plan needs more inputs: {error}")
         checkpoint.start(plan)
         say(str(plan))
         original = copy.deepcopy(network)

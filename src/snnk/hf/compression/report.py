@@ -19,7 +19,7 @@ from snnk._text import html as escape
 from snnk._text import markdown, printable
 from snnk.hf.compression import figures
 from snnk.hf.compression.distill import Recovery
-from snnk.hf.compression.planning import KEPT
+from snnk.hf.compression.plans import KEPT
 from snnk.hf.cost import counting_mode, in_turns
 from snnk.hf.models import Batch, place
 
