@@ -297,7 +297,7 @@ def _verify(model: PreTrainedModel, row: Architecture, batch: Batch) -> None:
     for ffn, one in zip(ffns, seen, strict=True):
         if not _same(ffn.forward(one.inputs), one.outputs):
             raise _Failed(f"the weights of {ffn.name} do not compute the outputs of its {row.down}")
-    inputs = ActivationCache(model, [batch]).advance(ffns[-1])[0][0]
+    inputs = ActivationCache(model, [batch]).advance(ffns[-1]).inputs[0]
     if not _same(inputs, seen[-1].inputs.flatten(0, -2)):
         raise _Failed("the layers do not run one behind the other")
     for ffn in ffns:
