@@ -39,7 +39,7 @@ def command(
         fetch_model(original)
     if (compressed / "report.json").is_file():  # an earlier demo has written it
         shutil.rmtree(compressed)
-    compress.command(str(original), SENTENCES, compressed, keep=0.25, recover="0")  # distillation takes minutes more
+    compress.command(str(original), compressed, SENTENCES, keep=0.25, recover="0")  # distillation takes minutes more
     shutil.copyfile(compressed / "report.html", out / "report.html")
     wrote(out / "report.html")
 

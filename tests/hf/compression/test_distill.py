@@ -182,15 +182,16 @@ def lengths(each=0.1, seconds=300.0, most=10**6, gains=(0.1,) * 20):
 @pytest.mark.parametrize(
     ("options", "stages", "reason"),
     [
-        ({}, [128, 256, 512, 1024], "2,048 more would take longer than the rest of 300 s"),
-        ({"seconds": 192.0}, [128, 256, 512, 1024], "2,048 more"),  # 1,920 steps of 0.1 s, to the second
-        ({"seconds": 191.0}, [128, 256, 512], "1,024 more"),
-        ({"gains": (0.3, 0.02, 0.0199, 0.5)}, [128, 256, 512], "the last stage gained 1.99%, and less than 2% is not"),
+        ({}, [128, 256, 512, 1024, 1024], "1,024 more would take longer than the rest of 300 s"),
+        ({"seconds": 192.0}, [128, 256, 512, 1024], "1,024 more"),  # 1,920 steps of 0.1 s, to the second
+        ({"seconds": 191.0}, [128, 256, 512, 512], "512 more"),
+        ({"gains": (0.3, 0.02, 0.0199)}, [128, 256, 512], "the last stage gained 1.99%, and less than 2% is not"),
         ({"gains": (-0.4,)}, [128], "the last stage gained 0.00%"),
-        ({"each": 5.0}, [32], "64 more would take longer"),  # 128 steps of 5 s are halved until they fit
+        ({"each": 5.0}, [32], "32 more would take longer"),  # 128 steps of 5 s are halved until they fit
         ({"each": 30.0}, [], "there is no room for 16 steps of 30 s in 300 s"),
-        ({"most": 384}, [128, 256], "512 more would be above 20 passes over the inputs"),
-        ({"most": 100}, [64], "128 more would be above 20 passes"),
+        ({"most": 384}, [128, 256], "256 more would be above 20 passes over the inputs"),
+        ({"most": 640}, [128, 256, 256], "256 more would be above 20 passes"),
+        ({"most": 100}, [64], "64 more would be above 20 passes"),
     ],
 )
 def test_lengths_of_stages(options, stages, reason):
