@@ -1,4 +1,8 @@
 import copy
+import itertools
+import json
+import re
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -8,6 +12,7 @@ from snnk._text import printable
 from snnk.hf import compress_, plan
 from snnk.hf.calibration import Calibration
 from snnk.hf.compression.agreement import measure
+from snnk.hf.compression.distill import Recovery
 from snnk.hf.compression.report import bars, curve, headline, html, latency, model_card
 from snnk.hf.cost import in_turns
 
@@ -197,3 +202,30 @@ def test_a_curve_is_described():
     assert 'aria-label="a &lt; b from 0.4000 to 0.1000, in 20 steps"' in curve(
         [("a < b", "blue", [(0, 0.4), (20, 0.1)])], "steps"
     )
+
+
+def test_labels_at_the_ends_of_lines_do_not_cover_each_other():
+    lines = [("a", "blue", [(0, 1.0), (9, 0.5)]), ("b", "grey", [(0, 1.0), (9, 0.501)]), ("c", "red", [(9, 0.502)])]
+    at = sorted(float(y) for y in re.findall(r'y="([\d.]+)" fill="(?:blue|grey|red)">0\.50', curve(lines, "steps")))
+    assert len(at) == 3 and min(b - a for a, b in itertools.pairwise(at)) >= 16
+
+
+def test_the_course_of_the_distillation(stored):
+    points = ({"step": 0, "held_out": 0.4}, *({"step": s, "training": 0.3, "held_out": 4 / s} for s in (16, 48)))
+    better = Recovery((16, 32), 48, points, "the time is over", 20, 2, 61.0)
+    course = (
+        "48 steps of distillation in 61 s took the distance to the original, on inputs held out for this, from 0.4000"
+    )
+    cases = [
+        (better, f"{course} to 0.0833. There were no more, as the time is over."),
+        (replace(better, kept=16), "48 steps of distillation in 61 s, of which the first 16 are kept, took"),
+        (replace(better, kept=0), "(0.4000 before, 0.0833 after): the model is as it was fitted."),
+        (Recovery((), 0, points[:1], "time is short"), "No step of distillation was taken, as time is short."),
+        (None, "There was no distillation."),
+    ]
+    for recovery, sentence in cases:
+        report = copy.deepcopy(stored)
+        report["report"]["recovery"] = None if recovery is None else json.loads(json.dumps(asdict(recovery)))
+        page, card = check_page(html(report)), model_card(report)
+        assert sentence in card and page.tags.count("polyline") == (2 if recovery and recovery.stages else 0)
+        assert (sentence in " ".join(page.texts)) == (recovery is not None)

@@ -175,8 +175,8 @@ def _one(steps: int) -> NextStage:
 def _doubling(seconds: float, most: int) -> NextStage:
     """Stages of twice as many steps each, while they gain something and fit into the time and a number of steps.
 
-    If such a stage does not fit, one of the length of the last one may. A first stage is halved until it fits. As lengths
-    are not fitted to the time more closely than this, the speed of the machine has little influence on the result.
+    If such a stage does not fit, one of the length of the last one may. A first stage is halved until it fits. Lengths
+    are not fitted to the time more closely, so that the speed of the machine has little influence on the result.
     """
 
     def next_stage(run: _Run) -> tuple[int, str]:

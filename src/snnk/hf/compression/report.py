@@ -285,8 +285,9 @@ def curve(series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], unit
     points = [point for *_, found in series for point in found]
     last = max((x for x, _ in points), default=0) or 1
     most = max((y for _, y in points), default=0) or 1
-    ends = [f"{title} from {found[0][1]:.4f} to {found[-1][1]:.4f}" for title, _, found in series if found]
-    what = f"{'; '.join(ends)}, in {last:,.0f} {unit}"
+    lines = [f"{title} from {found[0][1]:.4f} to {found[-1][1]:.4f}" for title, _, found in series if found]
+    what = f"{'; '.join(lines)}, in {last:,.0f} {unit}"
+    ends: list[tuple[float, float, str, float]] = []  # y and x of the last point, colour and value
     parts = [
         f'<div class="wide"><svg viewBox="0 0 900 250" role="img" aria-label="{escape(what)}" '
         'font-family="sans-serif" font-size="15">'
@@ -306,8 +307,11 @@ def curve(series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], unit
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         if at:
-            x, y = at[-1]
-            parts.append(f'<text x="{x + 6:.1f}" y="{y + 4:.1f}" fill="{colour}">{found[-1][1]:.4f}</text>')
+            ends.append((at[-1][1], at[-1][0], colour, found[-1][1]))
+    below = 0.0
+    for y, x, colour, value in sorted(ends):
+        below = max(y + 4, below + 16)  # one label above the other
+        parts.append(f'<text x="{x + 6:.1f}" y="{below:.1f}" fill="{colour}">{value:.4f}</text>')
     return "".join([*parts, "</svg></div>"])
 
 
