@@ -1,5 +1,6 @@
 """Next tokens of decoders against logits of the whole batch, and with few logits at a time."""
 
+import copy
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import transformers as hf
 
 from snnk.hf import compress_, plan
-from snnk.hf.compression import causal, sensitivity
+from snnk.hf.compression import causal, distill, sensitivity
 from snnk.hf.compression.agreement import compare, outputs_of, read
 from snnk.hf.compression.causal import NEXT, is_causal, next_tokens
 
@@ -172,3 +173,17 @@ def test_generation_with_a_cache_after_compression():
             with_cache = out.past_key_values
             steps.append(out.logits)
     torch.testing.assert_close(torch.cat(steps, 1), whole, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_recovery_of_a_decoder_in_bfloat16_where_that_is_fast(monkeypatch, short):
+    monkeypatch.setattr(distill, "_has_bfloat16", lambda device: short)
+    model, dtypes = make("LlamaForCausalLM", initializer_range=0.3), set()
+    original = copy.deepcopy(model)
+    model.lm_head.register_forward_hook(lambda _, args, out: dtypes.add(out.dtype) if torch.is_grad_enabled() else None)
+    options = {"recover": 60, "original": original, "refine": 0}
+    report = compress_(model, plan(model, keep=0.5), some_batches("llama", count=24), **options)
+    before, after = report.recovery.distances
+    assert after < 0.9 * before
+    assert dtypes == {torch.bfloat16 if short else torch.float32}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}

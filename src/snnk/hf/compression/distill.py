@@ -42,6 +42,7 @@ from snnk._checkpoint import (
     write_checkpoint,
 )
 from snnk.hf.compression.agreement import Read, probe, read
+from snnk.hf.compression.causal import is_causal
 from snnk.hf.models import Batch
 from snnk.ridge.atoms import advance_, relative_adam
 
@@ -299,7 +300,7 @@ class _Run:
         """The distance on a batch, with gradients; None if it is nothing but padding."""
         wanted = self.targets[i]
         with torch.enable_grad():
-            return _distance(read(self.model, self.batches[i]), wanted) if len(wanted) else None
+            return _distance(_read(self.model, self.batches[i]), wanted) if len(wanted) else None
 
     def time_of_a_step(self) -> float:
         """Seconds for the gradients of one batch, in the mean over some; nothing moves."""
@@ -319,7 +320,7 @@ class _Run:
         for i, batch in enumerate(self.held_out):
             wanted = self.held_targets[i]
             if len(wanted):
-                total += len(wanted) * float(_distance(read(self.model, batch), wanted))
+                total += len(wanted) * float(_distance(_read(self.model, batch), wanted))
                 count += len(wanted)
         held, step = total / max(count, 1), self.steps + self.at
         if not math.isfinite(held):
@@ -386,6 +387,24 @@ SAVED: dict[str, Check] = {
 }
 
 
+def _read(model: PreTrainedModel, batch: Batch) -> Read:
+    """The outputs of a model; products of matrices in a decoder are in bfloat16 where that is faster.
+
+    Parameters, residual streams, distances and Adam stay in float32. An encoder of short texts would gain little.
+    """
+    device = next(model.parameters()).device.type
+    with torch.autocast(device, torch.bfloat16, enabled=is_causal(model) and _has_bfloat16(device)):
+        return read(model, batch)
+
+
+def _has_bfloat16(device: str) -> bool:
+    """Whether the device has instructions for products in bfloat16; without them they are slower than in float32."""
+    if device == "cuda":
+        return torch.cuda.is_bf16_supported()
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported") if device == "cpu" else ()
+    return any(getattr(torch.cpu, name, bool)() for name in names)
+
+
 class _Targets:
     """The teacher's outputs for batches, kept up to a number of bytes; states are rounded to bfloat16 in any case."""
 
@@ -397,7 +416,7 @@ class _Targets:
     def __getitem__(self, i: int) -> Read:
         if i in self.kept:
             return self.kept[i]
-        found = read(self.teacher, self.batches[i])
+        found = _read(self.teacher, self.batches[i])
         if found.states is not None:  # one part in 500 of a number is far below the distances that are trained
             found = replace(found, states=found.states.bfloat16())
         size = sum(t.nbytes for t in (*found.logits.values(), *([] if found.states is None else [found.states])))
