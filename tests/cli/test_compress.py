@@ -212,6 +212,8 @@ def test_a_decoder_whose_tokenizer_has_no_padding(run, texts, tmp_path):
     assert code == 0 and "perplexity of the original" in out
     page = (tmp_path / "out" / "report.html").read_text()
     assert "perplexity of the original" in page and "same next token" in page
+    settings = json.loads((tmp_path / "out" / "report.json").read_text())["settings"]
+    assert settings["refine"] == 0 and settings["recover"] == "auto"
     assert (tmp_path / "out" / "tokenizer_config.json").read_bytes() == (folder / "tokenizer_config.json").read_bytes()
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert hf.find_ffns(loaded)[0].width == 8 and loaded.lm_head.weight is loaded.transformer.wte.weight

@@ -52,8 +52,13 @@ def command(
         ),
     ] = None,
     refine: Annotated[
-        int, typer.Option(help="Gradient steps per block that move atoms; 0 for the closed form alone.", min=0)
-    ] = 120,
+        int | None,
+        typer.Option(
+            help="Gradient steps per block that move atoms; 0 for the closed form alone. Default: 120, or 0 for a "
+            "decoder that is distilled.",
+            min=0,
+        ),
+    ] = None,
     recover: Annotated[
         str,
         typer.Option(help="Steps of distillation from the original afterwards; auto for as many as help; 0 for none."),

@@ -23,6 +23,7 @@ from snnk import _checks
 from snnk.hf.architectures import FFN, Attention, ModelBlock, find_blocks
 from snnk.hf.compression.agreement import agreement, outputs_of
 from snnk.hf.compression.attention import Calls, fit_attention
+from snnk.hf.compression.causal import is_causal
 from snnk.hf.compression.checkpoint import CompressionCheckpoint
 from snnk.hf.compression.damage import enough
 from snnk.hf.compression.distill import AUTO, Progress, Recovery, recover_, unseen
@@ -36,6 +37,7 @@ from snnk.hf.record import ActivationCache, Reached, hold_out
 from snnk.hf.replace import Replacement
 
 CHOOSING = 16  # further batches that the length of the distillation is chosen by
+CHOOSING_CAUSAL = 4  # of a decoder, which has more to compare in each
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,8 @@ def compress_(
         recover: steps of distillation from the original afterwards, or "auto": as many as help on inputs that neither
             the fit nor the steps see, and fit into `recover_minutes`. The agreement is measured on other inputs again.
             Whatever the number, the model stays as it was fitted if the steps do not help.
-        more: further inputs for the distillation alone. Its length is chosen by the first 16 of these batches. If there
-            are fewer, a tenth of the batches for the fit is taken out of the fit for this choice.
+        more: further inputs for the distillation alone. Its length is chosen by the first 16 of these batches, or 4 for
+            a decoder. If there are fewer, a tenth of the batches for the fit is taken out of the fit for this choice.
         seed: of random features, which differ between blocks, and of the steps.
         progress: called with (step, blocks done, all blocks), then with (stage, steps done, all steps, note).
         original: a copy of the model, if there is one, for `recover`. Default: a copy is made.
@@ -149,10 +151,11 @@ def compress_(
     with ExitStack() as undo, ExitStack() as modes, evaluating(model), torch.no_grad():
         undo.callback(without_gguf_(model))
         more = list(check_batches(more))
-        few = len(more) < CHOOSING
+        count = CHOOSING_CAUSAL if is_causal(model) else CHOOSING
+        few = len(more) < count
         training, choosing, held, tokens = _divide(model, blocks[0], batches, max_tokens, bool(recover) and few)
         if not few:
-            choosing, more = more[:CHOOSING], more[CHOOSING:]
+            choosing, more = more[:count], more[count:]
         enough(tokens[0], max(_unknowns(block, by_name[block.name]) for block in blocks))
         progress("original", 0, len(blocks))
         teacher = original or copy.deepcopy(model)

@@ -40,6 +40,8 @@ from snnk.hf.widening import Gathered, gather
 
 KEEP = 0.25  # if there is neither `keep` nor a target
 LEAST = 0.01  # of keep: with less, a block is hardly more than a constant
+REFINE = 120
+BATCH, CAUSAL_BATCH = 32, 8  # texts per batch, which is one step of the distillation
 MORE_TOKENS = 450_000  # for the distillation, beside those of the fit
 
 
@@ -57,7 +59,7 @@ def compress(
     kind: str = "atoms",
     plan: str | Path | None = None,
     joint: bool | None = None,
-    refine: int = 120,
+    refine: int | None = None,
     recover: int | str = AUTO,
     recover_minutes: float = 5.0,
     max_error: float | None = None,
@@ -80,7 +82,8 @@ def compress(
         plan: a plan.json, in place of these options.
         joint: choose numbers of atoms and ranks for all blocks together, from the calibration inputs, or (False) keep
             the same share of every block. Default: together for atoms, if there are enough tokens.
-        refine, recover, recover_minutes, max_error, seed: of `snnk.hf.compress_`. The distillation also uses texts that
+        refine: of `snnk.hf.compress_`. Default: 120, or 0 for a decoder, as its distillation needs the time more.
+        recover, recover_minutes, max_error, seed: of `snnk.hf.compress_`. The distillation also uses texts that
             the fit has no room for.
         column: column of the texts. Default: the first column of texts.
         max_length: tokens per text at most.
@@ -197,17 +200,21 @@ def _compress(
     network, processor = load(folder / inner, say, sentences=sentences)
     blocks = len(find_blocks(network))
     plan = _plan(network, settings)  # before any data are read, as the model or the plan may be refused
+    causal = is_causal(network)
+    if settings["refine"] is None:
+        settings = {**settings, "refine": 0 if causal and settings["recover"] else REFINE}
     length = min(settings["max_length"], token_limit(network.config) or settings["max_length"])
     given = load_calibration(
         calibration,
         processor,
         column=settings["column"],
         max_length=length,
+        batch_size=CAUSAL_BATCH if causal else BATCH,
         held_out=HELD_OUT,
         more_tokens=MORE_TOKENS if settings["recover"] else 0,
         seed=settings["seed"],
     )
-    wide = given.kind == "texts" and not is_causal(network) if settings["widen"] is None else settings["widen"]
+    wide = given.kind == "texts" and not causal if settings["widen"] is None else settings["widen"]
     settings = {**settings, "widen": wide}
     inputs = gather(given, processor, max_length=length, wide=wide, seed=settings["seed"])
     batches = inputs.batches
