@@ -421,7 +421,10 @@ class ModelBlock:
         """The row, if files must name it, as the table has none for the type."""
         if kind_of(self.config) in ARCHITECTURES:
             return None
-        return {key: value for key, value in asdict(self.row).items() if key != "attention"}
+        row = asdict(self.row)
+        for key in ("size", "fixed", "refused"):  # not found by looking
+            (row["attention"] or {}).pop(key, None)
+        return row
 
     @property
     def reader(self) -> nn.Module | None:

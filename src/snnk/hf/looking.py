@@ -1,9 +1,11 @@
 """The row of a model whose type is not in the table, found by running the model and looking at every module's call.
 
 In each layer, a linear layer, an activation and a linear layer whose numbers follow from each other are the block; the
-tensor that changes by the block's output, and by nothing else, when that output is set to zero is the residual sum. A
-row is used only after it was verified on all layers: the block computes what its weights say, and an equal block with
-its neurons in another order changes nothing. Otherwise a ValueError names the step that failed.
+tensor that changes by the block's output, and by nothing else, when that output is set to zero is the residual sum. Of
+linear layers with one input, the values are those without which the input of the output layer is zero. A row is used
+only after it was verified on all layers: the block computes what its weights say, and an equal block with its neurons,
+or with the values of each head, in another order changes nothing. Otherwise a ValueError names the step that failed;
+attention that cannot be verified is left alone.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import takewhile
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -20,11 +24,13 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.pytorch_utils import Conv1D
 
-from snnk.hf.architectures import Architecture, find_ffns, kind_of
+from snnk.hf.architectures import Architecture, Attention, AttentionNames, find_attentions, find_ffns, kind_of
+from snnk.hf.low_rank import PARTS, replace_attention_
 from snnk.hf.models import Batch, evaluating, example_inputs, place
 from snnk.hf.record import ActivationCache, Observation, observe, recording
 from snnk.hf.replace import NAME, check_row, replace_
 
+SEEN = "a run does not show whether more than their dot products is used"  # the reason to leave queries and keys alone
 TOKENS = (2, 6)  # texts, or images, and tokens per text of the run
 _rows: WeakKeyDictionary[nn.Module, Architecture] = WeakKeyDictionary()  # by base model, so that each is run once
 
@@ -60,7 +66,9 @@ def row_by_looking(model: PreTrainedModel) -> Architecture:
         try:
             with evaluating(model), torch.no_grad():
                 _rows[base] = row = _look(model)
-                _verify(model, row, _inputs(model))
+                _verify(model, row, batch := _inputs(model))
+                if row.attention is not None and not _attention_holds(model, batch):
+                    _rows[base] = replace(row, attention=None)
         except BaseException as error:
             _rows.pop(base, None)
             if not isinstance(error, Exception):
@@ -75,7 +83,9 @@ def row_by_looking(model: PreTrainedModel) -> Architecture:
 
 def use_row(model: PreTrainedModel, names: Mapping[str, Any]) -> None:
     """Use a row from a file, whose names are checked to be those of modules and parameters of the model."""
-    row, base = Architecture(**check_row(names)), model.base_model
+    names, base = check_row(names), model.base_model
+    attention = names.pop("attention", None)
+    row = Architecture(**names, attention=None if attention is None else AttentionNames(**attention, fixed=SEEN))
     path = row.block.removesuffix(".{}")
     try:
         for layer in base.get_submodule(path).children():
@@ -84,8 +94,11 @@ def use_row(model: PreTrainedModel, names: Mapping[str, Any]) -> None:
             owner, _, name = row.activation.rpartition(".")
             if not callable(getattr(layer.get_submodule(owner), name)):
                 raise AttributeError(f"{row.activation} is no function")
-            if row.scale is not None:
-                layer.get_parameter(row.scale)
+            for which in ("module", "query", "key", "value", "out", "sum"):
+                layer.get_submodule(getattr(row.attention, which, ""))
+            for scale in (row.scale, getattr(row.attention, "scale", None)):
+                if scale is not None:
+                    layer.get_parameter(scale)
     except AttributeError as error:
         raise ValueError(f"row of quantization_config names modules that the model does not have: {error}") from error
     _rows[base] = row
@@ -104,9 +117,15 @@ def _look(model: PreTrainedModel) -> Architecture:
         raise _Failed(f"the layers of {path} differ: {found[0]} and {next(pair for pair in found if pair != found[0])}")
     gate, up, activation, down = found[0]
     total, scale = _sum(model, batch, layers, down, calls[0])
-    masked = "input_ids" in batch and _at(calls[0], down).out[..., 0].numel() == batch["input_ids"].numel()
+    states, masked = _at(calls[0], "").out.shape[:-1], "input_ids" in batch
+    if masked and states != batch["input_ids"].shape:
+        raise _Failed(f"layers return states {tuple(states)} and not (texts, tokens), so that padding cannot be told")
     together = gate not in (None, up) and _together(model, str(gate), up)
-    return Architecture(f"{path}.{{}}", up, activation, down, gate, total, scale, masked=masked, together=together)
+    try:
+        attention = _attention(model, batch, layers, calls[0], {gate, up, down})
+    except _Failed:
+        attention = None
+    return Architecture(f"{path}.{{}}", up, activation, down, gate, total, scale, attention, masked, together)
 
 
 def _inputs(model: PreTrainedModel) -> Batch:
@@ -145,9 +164,12 @@ def _layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
 
 
 def _run(
-    model: PreTrainedModel, batch: Batch, layers: nn.ModuleList, change: Mapping[str, nn.Module] | None = None
+    model: PreTrainedModel, batch: Batch, layers: nn.ModuleList, zero: str | None = None, places: Tensor | None = None
 ) -> dict[int, list[Call]]:
-    """The calls inside each layer, that of the layer itself (named "") last; outputs of `change` become zero."""
+    """The calls inside each layer, that of the layer itself (named "") last.
+
+    The outputs of the module `zero` of the first layer become zero, or those at `places` alone.
+    """
     found: dict[int, list[Call]] = {}
     modules = {f"{i}/{name}": m for i, layer in enumerate(layers) for name, m in layer.named_modules()}
 
@@ -159,8 +181,13 @@ def _run(
                 Call(inner, modules[name], x.detach().clone(), out.detach().clone())
             )
 
+    def without(name: str, x: Any, out: Tensor) -> Tensor:
+        if places is None:
+            return torch.zeros_like(out)
+        return out.index_fill(-1, places.to(out.device), 0)
+
     try:
-        with recording(modules, note), recording(change or {}, lambda name, x, out: torch.zeros_like(out)):
+        with recording(modules, note), recording({} if zero is None else {zero: modules[f"0/{zero}"]}, without):
             model(**batch)
     except Exception as error:  # the model's code may raise anything
         shapes = {name: tuple(x.shape) for name, x in batch.items()}
@@ -250,7 +277,7 @@ def _sum(
     model: PreTrainedModel, batch: Batch, layers: nn.ModuleList, down: str, calls: list[Call]
 ) -> tuple[str, str | None]:
     """The name of the module that reads the residual sum, or "", and of the parameter that scales the output."""
-    after = _run(model, batch, layers, {"down": layers[0].get_submodule(down)})[0]
+    after = _run(model, batch, layers, down)[0]
     y = _at(calls, down).out
     if not y.any():
         raise _Failed(f"the outputs of {down} are all zero, so that the residual sum cannot be told from others")
@@ -263,20 +290,90 @@ def _sum(
     for scale, part in scales.items():
         if whole.numel() == y.numel() and _same(whole - zeroed, part.reshape(whole.shape)):
             return "", scale
+    others = {call.name: call for call in after}
     for call in behind:
-        other = next((c for c in after if c.name == call.name), None)
-        if other is None or call.x.numel() != y.numel() or not other.x.any():
+        if call.name not in others or call.x.numel() != y.numel() or not others[call.name].x.any():
             continue
         for scale, part in scales.items():
-            if _same(call.x - other.x, part.reshape(call.x.shape)):
+            if _same(call.x - others[call.name].x, part.reshape(call.x.shape)):
                 return call.name, scale
-    for call in behind:  # a norm between block and sum
-        other = next((c for c in after if c.name == call.name), None)
-        if other is None or call.x.shape != y.shape or not _same(call.x, y) or call.out.numel() != whole.numel():
+    for i, call in enumerate(behind):  # a norm between block and sum
+        if call.name not in others or call.x.shape != y.shape or not _same(call.x, y) or _same(call.out, call.x):
             continue
-        if not _same(call.out, call.x) and _same(whole - zeroed, (call.out - other.out).reshape(whole.shape)):
-            return call.name, None
+        change = call.out - others[call.name].out
+        later = [(c.x, others[c.name].x) for c in behind[i + 1 :] if c.name in others and others[c.name].x.any()]
+        for one, two in [*later, (whole, zeroed)]:
+            if one.numel() == change.numel() and _same(one - two, change.reshape(one.shape)):
+                return call.name, None
     raise _Failed(f"no tensor behind {down} is a sum with its output")
+
+
+def _attention(
+    model: PreTrainedModel, batch: Batch, layers: nn.ModuleList, calls: list[Call], taken: set[str | None]
+) -> AttentionNames:
+    """The names of self-attention in the first layer."""
+    linear = [call for call in calls if isinstance(call.module, nn.Linear | Conv1D) and call.name not in taken]
+    for out in linear:
+        before = linear[: linear.index(out)]
+        group = [call for call in before if call.x.shape == before[0].x.shape and _same(call.x, before[0].x)]
+        if len(group) not in (1, 3):
+            continue
+        module = _common(*(call.name for call in group), out.name)
+        if not module:
+            continue
+        order = sorted(group, key=lambda call: "q" not in call.name.rpartition(".")[2])  # otherwise as they are called
+        first = order[0].name
+        for names in _orders(order, AttentionNames(module, first, first, first, out.name, fixed=SEEN)):
+            if _together(model, names.value, names.value):
+                raise _Failed("files have queries, keys and values as one tensor")
+            config: Any = model.base_model.config
+            block = Attention("", 0, Architecture("", "", "", "", attention=names), layers[0], config, ())
+            heads, groups = block.heads
+            width = _at(group, names.value).out.shape[-1]
+            if width % (heads + 2 * groups if block.fused else groups) or out.x.shape[-1] % heads:
+                continue
+            places = block.places("value") if block.fused else None
+            if not _at(_run(model, batch, layers, names.value, places)[0], out.name).x.any():
+                total, scale = _sum(model, batch, layers, out.name, calls)
+                return replace(names, sum=total, scale=scale)
+    raise _Failed("no linear layer reads heads of values")
+
+
+def _orders(group: list[Call], names: AttentionNames) -> Iterator[AttentionNames]:
+    """The ways in which linear layers of one input may be queries, keys and values."""
+    if len(group) == 1:
+        yield names
+        yield replace(names, interleaved=True)
+    for value in reversed(group[1:]):
+        (key,) = (call.name for call in group[1:] if call is not value)
+        yield replace(names, key=key, value=value.name)
+
+
+def _common(*names: str) -> str:
+    """The module that all these modules are part of."""
+    parts = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    return ".".join(part[0] for part in takewhile(lambda part: len(set(part)) == 1, parts))
+
+
+def _attention_holds(model: PreTrainedModel, batch: Batch) -> bool:
+    """Whether equal attention, with the values of each head in reverse order, changes nothing."""
+    before = _outputs(model, batch)
+    for attention in find_attentions(model):
+        size = attention.head_size
+        weights = {part: attention.weight(part) for part in PARTS}
+        biases = {part: attention.bias(part) for part in PARTS}
+        weights["value"] = weights["value"].unflatten(0, (-1, size)).flip(1).flatten(0, 1)
+        if biases["value"] is not None:
+            biases["value"] = biases["value"].unflatten(0, (-1, size)).flip(1).flatten()
+        columns, bias = attention.weight("out").unflatten(1, (-1, size)).flip(2).flatten(1), attention.bias("out")
+        new = replace_attention_(attention, (size, size))
+        try:
+            new.fill_heads_(weights, biases).fill_out_(columns, bias)
+            if not _same(_outputs(model, batch), before):
+                return False
+        finally:
+            new.restore_()
+    return True
 
 
 def _together(model: PreTrainedModel, gate: str, up: str) -> bool:
@@ -284,7 +381,7 @@ def _together(model: PreTrainedModel, gate: str, up: str) -> bool:
     ends = [name.rpartition(".")[2] for name in (gate, up)]
     for rule in get_model_conversion_mapping(model):
         targets = rule.target_patterns if isinstance(rule.target_patterns, list) else [rule.target_patterns]
-        if all(any(end in str(target) for target in targets) for end in ends):
+        if len(targets) > 1 and all(any(end in str(target) for target in targets) for end in ends):
             return True
     return False
 

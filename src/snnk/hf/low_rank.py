@@ -153,7 +153,7 @@ class LowRank:
         for path, module in self.original["slots"].items():
             set_slot(block, path, module)
         _set_sizes(self.attention, self.original["size"])
-        note_(self.attention.configs, self.attention.name, self.original["entry"])
+        note_(self.attention.configs, self.attention.name, self.original["entry"], self.attention.found)
 
 
 def cost_after(attention: Attention, ranks: Sequence[int]) -> Cost:
@@ -225,7 +225,7 @@ def replace_attention_(attention: Attention, ranks: Sequence[int]) -> LowRank:
     slots = {getattr(names, name): module for name, module in old.items()}
     entries = getattr(getattr(attention.configs[0], "quantization_config", None), "blocks", {})
     original = {"slots": slots, "size": full, "entry": entries.get(attention.name), **old}
-    note_(attention.configs, attention.name, {"kind": LOW_RANK, "ranks": [r, t]})
+    note_(attention.configs, attention.name, {"kind": LOW_RANK, "ranks": [r, t]}, attention.found)
     for name, module in (*to_heads.items(), ("out", out)):
         set_slot(attention.block, getattr(names, name), module)
     _set_sizes(attention, size)

@@ -17,7 +17,7 @@ import copy
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypedDict
 
 import torch
@@ -27,7 +27,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from snnk import _checks
-from snnk.hf.architectures import FFN, Architecture, Chain, Cost, cost_of, weight_of
+from snnk.hf.architectures import FFN, Architecture, AttentionNames, Chain, Cost, cost_of, weight_of
 from snnk.maps import FEATURE_MAPS, FeatureMap, feature_map_from_config, make_feature_map
 from snnk.maps.base import CLASSES
 
@@ -158,25 +158,33 @@ def _check_entry(name: object, entry: object) -> None:
     _check_sizes(name, entry)
 
 
-def check_row(names: object) -> dict[str, Any]:
-    """The row of a quantization_config, if it consists of plain dotted names; a ValueError otherwise."""
-    known = {f.name: f for f in fields(Architecture) if f.name != "attention"}
+def check_row(row: object) -> dict[str, Any]:
+    """A copy of the row of a quantization_config, if it consists of plain dotted names; a ValueError otherwise."""
+    found = _check_names("row", row, {f.name: f for f in fields(Architecture)})
+    if found.get("attention") is not None:
+        known = {f.name: f for f in fields(AttentionNames) if f.name not in ("size", "fixed", "refused")}
+        found["attention"] = _check_names("attention of row", found["attention"], known)
+    return found
+
+
+def _check_names(what: str, names: object, known: Mapping[str, Field[Any]]) -> dict[str, Any]:
     needed = {name for name, f in known.items() if f.default is MISSING}
     if not isinstance(names, Mapping) or not needed <= set(names) <= set(known):
         raise ValueError(
-            f"row must have the keys {sorted(needed)} and others of {sorted(known)}; got {str(names)[:500]}"
+            f"{what} must have the keys {sorted(needed)} and may have {sorted(known)}; got {str(names)[:500]}"
         )
     for key, value in names.items():
         default = known[key].default
         if isinstance(default, bool):
             right = isinstance(value, bool)
-        elif key == "block":
-            right = isinstance(value, str) and re.fullmatch(NAME + r"\.\{\}", value) is not None
+        elif key == "attention":
+            right = value is None or isinstance(value, Mapping)
         else:
+            pattern = NAME + r"\.\{\}" if key == "block" else NAME
             empty = default is not MISSING and value == default
-            right = empty or (isinstance(value, str) and re.fullmatch(NAME, value) is not None)
+            right = empty or (isinstance(value, str) and re.fullmatch(pattern, value) is not None)
         if not right:
-            raise ValueError(f"{key} in row must be a plain dotted name, as of a module; got {str(value)[:200]!r}")
+            raise ValueError(f"{key} in {what} must be a plain dotted name, as of a module; got {str(value)[:200]!r}")
     return dict(names)
 
 
