@@ -181,7 +181,7 @@ def test_recovery_of_a_decoder_in_bfloat16_where_that_is_fast(monkeypatch, short
     model, dtypes = make("LlamaForCausalLM", initializer_range=0.3), set()
     original = copy.deepcopy(model)
     model.lm_head.register_forward_hook(lambda _, args, out: dtypes.add(out.dtype) if torch.is_grad_enabled() else None)
-    options = {"recover": 60, "original": original, "refine": 0}
+    options = {"recover": 160, "original": original, "refine": 0}
     report = compress_(model, plan(model, keep=0.5), some_batches("llama", count=24), **options)
     before, after = report.recovery.distances
     assert after < 0.9 * before

@@ -47,7 +47,7 @@ from snnk.hf.models import Batch
 from snnk.ridge.atoms import advance_, relative_adam
 
 AUTO = "auto"
-RATE, WARM_UP = 0.02, 10
+RATE, CAUSAL_RATE, WARM_UP = 0.02, 0.002, 10  # SmolLM2-135M gets worse at 0.01
 FIRST, FEWEST = 128, 16  # steps of the first stage, and the number below which it is not worth while
 LEAST_GAIN = 0.02  # smallest part of the held-out distance that a stage must gain for another one to follow
 PASSES = 20  # over all batches at most, in all stages of "auto"
@@ -258,7 +258,8 @@ class _Run:
     def begin(self) -> None:
         """Make Adam for a stage; its rates follow from the parameters at the start of the stage."""
         parameters = self.parameters.values()
-        self.adam, self.schedule = relative_adam(parameters, rate=RATE, steps=max(self.length, 1), warm_up=WARM_UP)
+        rate = CAUSAL_RATE if is_causal(self.model) else RATE
+        self.adam, self.schedule = relative_adam(parameters, rate=rate, steps=max(self.length, 1), warm_up=WARM_UP)
 
     def stage(self) -> None:
         """Take the steps of the present stage that are left; its end is kept if it is the best so far."""

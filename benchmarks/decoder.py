@@ -1,0 +1,270 @@
+"""Compression of a decoder: perplexity against other ways to reach the same size.
+
+    python benchmarks/decoder.py --model FOLDER --data FOLDER [--out FILE]
+    python benchmarks/decoder.py --quick
+
+The data are valid.txt and test.txt of wikitext-2, gzipped or not. Each is tokenized as one text and cut into windows of
+256 tokens without overlap. Calibration and distillation read windows of the valid split. Perplexity is measured once
+per row, in float32, on 32 windows that are spread evenly over the test split, over all tokens but the first of each.
+A size is the part that is left of the parameters of all linear layers inside the transformer's layers; embeddings are
+not counted. The time to compress is given in minutes of the clock and of the processor, summed over threads: fifteen
+minutes on two cores are thirty of the processor. --quick generates a small model and random tokens, which show that the
+script runs and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gzip
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from snnk.experiments.lab.records import Results
+from snnk.hf import compress_, find_ffns, plan
+from snnk.hf.compression.causal import next_tokens, of_next_tokens
+from snnk.hf.record import observe, recording, run_to
+from snnk.hf.replace import replace_
+
+TARGETS = {0.75: 1.2, 0.625: 1.4}  # perplexity over the original's, SmolLM2-135M
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Config:
+    """`fit` and `distill` are numbers of windows of the valid split, `test` of the test split."""
+
+    model: str = ""
+    window: int = 256
+    fit: int = 96
+    distill: int = 512
+    test: int = 32
+    texts_per_step: int = 4
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Task:
+    fit: list[Batch]
+    more: list[Batch]  # for distillation
+    test: list[Batch]
+
+
+def split(ids: Tensor, config: Config, count: int) -> list[Batch]:
+    """Windows that are spread evenly over a text, in batches; neighbours in the text are in different batches."""
+    windows = ids[: len(ids) // config.window * config.window].view(-1, config.window)
+    chosen = windows[torch.linspace(0, len(windows) - 1, min(count, len(windows))).round().long()]
+    count = -(-len(chosen) // config.texts_per_step)
+    parts = [chosen[i::count] for i in range(count)]
+    return [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in parts]
+
+
+def load(args: argparse.Namespace, config: Config) -> tuple[Any, Task]:
+    tokenizer: Any = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
+
+    def ids(name: str) -> Tensor:
+        path = next(p for p in (args.data / f"{name}.txt", args.data / f"{name}.txt.gz") if p.exists())
+        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return torch.tensor(tokenizer(text.decode())["input_ids"])
+
+    model = AutoModelForCausalLM.from_pretrained(args.model, trust_remote_code=False, dtype=torch.float32).eval()
+    valid = ids("valid")
+    return model, Task(
+        split(valid, config, config.fit), split(valid, config, config.distill), split(ids("test"), config, config.test)
+    )
+
+
+def make(config: Config) -> tuple[Any, Task]:
+    """A small model and random tokens, for --quick."""
+    torch.manual_seed(config.seed)
+    sizes: Any = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=100, **sizes)).eval()
+    return model, Task(*(split(torch.randint(100, (32 * 24,)), config, 24) for _ in range(3)))
+
+
+def layers_of(model: Any) -> list[nn.Module]:
+    return [ffn.block for ffn in find_ffns(model)]
+
+
+def linear_parameters(model: Any) -> int:
+    linear = [m for layer in layers_of(model) for m in layer.modules() if isinstance(m, nn.Linear)]
+    return sum(p.numel() for m in linear for p in m.parameters())
+
+
+# Contenders: each changes a copy of the model in place, so that the part `size` of its linear parameters is left.
+
+
+def ours(model: Any, task: Task, size: float, steps: int, **options: Any) -> None:
+    chosen = plan(model, keep=size, blocks=options.pop("blocks", "all"), batches=options.pop("batches", task.fit))
+    compress_(model, chosen, task.fit, refine=0, more=task.more, recover=steps, **options)
+
+
+def of_ffns(model: Any, task: Task, size: float, steps: int, **options: Any) -> None:
+    """All the savings in feed-forward blocks."""
+    keep = 1 - (1 - size) * linear_parameters(model) / sum(ffn.num_parameters for ffn in find_ffns(model))
+    ours(model, task, keep, steps, blocks="ffn", **options)
+
+
+@torch.no_grad()
+def low_rank(model: Any, task: Task, size: float, steps: int) -> None:
+    """Replace each matrix W by U U^T W of the same part of its size, U the leading directions of its outputs."""
+    layers = layers_of(model)
+    linear = {
+        f"{i}.{name}": m
+        for i, layer in enumerate(layers)
+        for name, m in layer.named_modules()
+        if isinstance(m, nn.Linear)
+    }
+    moments = {name: torch.zeros(m.in_features, m.in_features, dtype=torch.float64) for name, m in linear.items()}
+
+    def add(name: str, x: Tensor, _: Any) -> None:
+        moments[name] += (x.flatten(0, -2).T @ x.flatten(0, -2)).double()
+
+    with recording(linear, add):
+        for batch in task.fit:
+            run_to(layers[-1], model, batch)
+    for name, layer in linear.items():
+        rank = max(1, int(size * layer.weight.numel() / sum(layer.weight.shape)))
+        weight = layer.weight.double()
+        directions = torch.linalg.eigh(weight @ moments[name] @ weight.T)[1][:, -rank:]
+        bias = layer.bias is not None
+        first, second = nn.Linear(weight.shape[1], rank, bias=False), nn.Linear(rank, weight.shape[0], bias=bias)
+        first.weight.copy_(directions.T @ weight)
+        second.weight.copy_(directions)
+        if layer.bias is not None:
+            second.bias.copy_(layer.bias)
+        number, _, path = name.partition(".")
+        layers[int(number)].set_submodule(path, nn.Sequential(first, second))
+
+
+@torch.no_grad()
+def prune(model: Any, task: Task, size: float, steps: int) -> None:
+    """Keep the neurons with the largest product of output norm and root mean square activation, unchanged."""
+    ffns = find_ffns(model)
+    keep = 1 - (1 - size) * linear_parameters(model) / sum(ffn.num_parameters for ffn in ffns)
+    power: dict[str, Any] = {f.name: 0.0 for f in ffns}
+
+    def add(ffn: Any, seen: Any) -> None:
+        power[ffn.name] = power[ffn.name] + ffn.hidden(seen.inputs).square().flatten(0, -2).sum(0)
+
+    with observe(ffns, add):
+        for batch in task.fit:
+            run_to(ffns[-1].block, model, batch)
+    for ffn in ffns:
+        score = ffn.down_weight().square().sum(0) * power[ffn.name]
+        count = round(keep * ffn.width)
+        replace_(ffn, "atoms", count).copy_rows_(score.topk(count).indices.sort().values)
+
+
+@torch.no_grad()
+def drop_layers(model: Any, task: Task, size: float, steps: int) -> None:
+    """Drop the layers that turn the stream least, as many as leave at least the size."""
+    layers = layers_of(model)
+    kept = dict.fromkeys(map(str, range(len(layers))), 0.0)
+
+    def add(name: str, x: Tensor, out: Any) -> None:
+        y = out[0] if isinstance(out, tuple) else out
+        kept[name] += float(nn.functional.cosine_similarity(x, y, dim=-1).sum())
+
+    with recording(dict(zip(kept, layers, strict=True)), add):
+        for batch in task.fit:
+            run_to(layers[-1], model, batch)
+    count = int((1 - size) * len(layers))
+    dropped = sorted(kept, key=lambda name: kept[name])[len(layers) - count :]
+    owner = next(m for m in model.modules() if isinstance(m, nn.ModuleList) and m[0] is layers[0])
+    for number in sorted(map(int, dropped), reverse=True):
+        del owner[number]
+    model.config.num_hidden_layers = len(owner)
+    for i, layer in enumerate(owner):
+        attention: Any = layer.self_attn
+        attention.layer_idx = i
+
+
+CONTENDERS: dict[str, Callable[[Any, Task, float, int], None]] = {
+    "snnk": ours,
+    "snnk, feed-forward blocks alone": of_ffns,
+    "snnk, closed form only": lambda m, t, s, _: ours(m, t, s, 0),
+    "snnk, closed form, equal shares": lambda m, t, s, _: of_ffns(m, t, s, 0, batches=None),
+    "activation-aware low rank": low_rank,
+    "neuron pruning without refit": prune,
+    "dropping layers": drop_layers,
+}
+
+
+def contenders(sizes: tuple[float, ...]) -> Iterator[tuple[str, float]]:
+    yield "original", 1.0
+    yield from ((name, size) for size in sizes for name in CONTENDERS)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="generate a small model")
+    parser.add_argument("--model", type=Path, help="folder of a causal language model")
+    parser.add_argument("--data", type=Path, help="folder with valid.txt and test.txt of wikitext-2, or their .gz")
+    parser.add_argument("--sizes", default="0.75,0.625")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=96, help="of distillation")
+    parser.add_argument("--only", default="", help="run only contenders whose name starts with this")
+    parser.add_argument("--skip", default="-", help="skip contenders whose name starts with this")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/decoder.json"))
+    args = parser.parse_args()
+    if not args.quick and not (args.model and args.data):
+        parser.error("name --model and --data, or use --quick for a generated model")
+    sizes = tuple(float(size) for size in args.sizes.split(","))
+    config = Config(args.model.name if args.model else "")
+    if args.quick:
+        config, sizes, args.steps = Config("quick", window=32), (0.75,), 8
+    torch.set_num_threads(args.threads)
+    model, task = make(config) if args.quick else load(args, config)
+    results = Results(args.out, config)
+    before = torch.cat([next_tokens(model, batch)[0] for batch in task.test])
+    whole = linear_parameters(model)
+    for name, size in contenders(sizes):
+        asked = name == "original" or (name.startswith(args.only) and not name.startswith(args.skip))
+        if not asked or results.find(contender=name, size=size):
+            continue
+        changed, clocks = copy.deepcopy(model), (time.perf_counter, time.process_time)
+        start = [clock() for clock in clocks]
+        if name != "original":
+            CONTENDERS[name](changed, task, size, args.steps)
+        spent = [(clock() - begun) / 60 for clock, begun in zip(clocks, start, strict=True)]
+        figures = of_next_tokens(before, torch.cat([next_tokens(changed, batch)[0] for batch in task.test]))
+        row = results.add(
+            {
+                "contender": name,
+                "size": size,
+                "linear_parameters": linear_parameters(changed),
+                "part": linear_parameters(changed) / whole,
+                "perplexity": figures["perplexity"],
+                "ratio": figures["perplexity"] / figures["original perplexity"],
+                "same_next_token": figures["same next token"],
+                "tokens": len(before),
+                "minutes": spent[0],
+                "processor_minutes": spent[1],
+                "peak_GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+                "threads": args.threads,
+                "steps": args.steps if name in ("snnk", "snnk, feed-forward blocks alone") else 0,
+                "seed": config.seed,
+            }
+        )
+        sys.stdout.write(
+            f"{name}, {row['part']:.3f} of the linear parameters: perplexity {row['perplexity']:.2f}, "
+            f"{row['ratio']:.3f} of the original's, same next token {row['same_next_token']:.3f}, "
+            f"{row['minutes']:.1f} min, {row['processor_minutes']:.1f} of the processor\n"
+        )
+        sys.stdout.flush()
+    found = {r["size"]: r["ratio"] for r in results if r["contender"] == "snnk"}
+    return int(any(found[size] > TARGETS[size] for size in found if size in TARGETS and not args.quick))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
