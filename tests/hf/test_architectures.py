@@ -9,7 +9,7 @@ from torch import nn
 import snnk
 from snnk.hf import find_ffns
 from snnk.hf.architectures import ARCHITECTURES, choose_layers, parse_layers
-from snnk.hf.compression.planning import importance
+from snnk.hf.compression.targets import importance
 from snnk.hf.record import ActivationCache, observe
 from snnk.hf.replace import cost_after, replace_
 
@@ -271,7 +271,7 @@ def test_towers_are_found_and_padding_counts_for_texts_only(name):
     cache = ActivationCache(model, [inputs(name)])
     tokens = int(inputs(name)["attention_mask"].sum())
     patches = 3 * (5 if name == "clip" else 4)
-    assert [len(cache.advance(ffn)[0][0]) for ffn in find_ffns(model)] == [tokens, tokens, patches, patches]
+    assert [len(cache.advance(ffn).inputs[0]) for ffn in find_ffns(model)] == [tokens, tokens, patches, patches]
     tower = type(model.vision_model)(model.config.vision_config)
     assert [ffn.name for ffn in find_ffns(tower)] == ["encoder.layers.0", "encoder.layers.1"]
 
