@@ -12,13 +12,14 @@ import transformers as hf
 
 from snnk.hf import Plan, compress_, find_ffns
 from snnk.hf import plan as plan_all
+from snnk.hf.compression.agreement import VECTORS, outputs_of
 from snnk.hf.compression.ffn import PENALTY, _solve, fit_ffn
 from snnk.hf.compression.plans import BlockPlan
 from snnk.hf.compression.targets import Tokens
 from snnk.hf.record import observe
 from snnk.ridge.sums import RidgeStats
 
-from helpers.architectures import ROWS, WIDTH, D, make, width
+from helpers.architectures import ROWS, TOWERS, WIDTH, D, make, towers, width
 from helpers.compression import explained, some_batches
 
 plan = partial(plan_all, blocks="ffn")  # attention has tests of its own
@@ -58,6 +59,21 @@ def test_what_half_the_neurons_can_do_is_kept(row, refine):
     assert torch.allclose(outputs(model, batches), before, atol=5e-3 if refine == 0 else 5e-2)
     assert report.agreement["worst cosine"] > 0.999
     assert report.model_parameters == sum(p.numel() for p in model.parameters()) < report.model_parameters_before
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_both_towers_are_compressed(name):
+    """Half of the neurons can do all, in both towers; agreement compares the vectors of texts and images."""
+    model = towers(name)
+    batches = [text | image for text, image in zip(some_batches("bert"), some_batches("vit"), strict=True)]
+    for ffn in find_ffns(model):
+        double_neurons_(ffn)
+    before = outputs_of(model, batches[0]).values[VECTORS]
+    report = compress_(model, plan(model, keep=0.5), batches, refine=0)
+    assert [b.name.partition(".")[0] for b in report.blocks] == ["text_model"] * 2 + ["vision_model"] * 2
+    assert max(b.error for b in report.blocks) < 1e-4
+    after = outputs_of(model, batches[0]).values[VECTORS]
+    assert before.shape == (16, 2 * D) and torch.allclose(after, before, atol=5e-3)
 
 
 def test_padding_does_not_count():

@@ -130,6 +130,9 @@ def read(model: PreTrainedModel, batch: Batch) -> Read:
     if logits:
         return Read(logits, inputs=inputs)
     states = found.get("last_hidden_state")
+    embeds = [x for name, x in found.items() if name.endswith("_embeds") and isinstance(x, Tensor) and x.ndim == 2]
+    if states is None and embeds and len({len(x) for x in embeds}) == 1:  # CLIP: vectors of a text and of an image
+        states = torch.cat(embeds, -1)[:, None]
     if states is None:
         states = getattr(model.base_model(**batch), "last_hidden_state", None)
     if states is None:
