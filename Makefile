@@ -15,7 +15,7 @@ demo: $(READY)
 # again with the instructions of other processors, which round differently.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 NUMERICAL := tests/maps tests/nn tests/ridge tests/tabular tests/test_sklearn.py tests/hf/classify \
-  tests/hf/compression/test_ffn.py tests/finetune tests/peft/test_lora.py tests/golden
+  tests/hf/compression/test_blocks.py tests/hf/compression/test_attention.py tests/finetune tests/peft/test_lora.py tests/golden
 
 test: lint
 	$(PYTEST)
