@@ -31,8 +31,10 @@ def divergence(model, layer, inputs, part, draws=200):
 
 def test_small_changes_cost_what_the_second_order_predicts():
     """The difference of two means is within five standard errors, which are below a tenth, and a third order of 2 %."""
-    model, inputs = make("LlamaForCausalLM", initializer_range=0.3).double(), batch(24)
+    model, inputs = make("LlamaForCausalLM", initializer_range=0.3, mlp_bias=True).double(), batch(24)
     ffns = find_ffns(model)
+    for ffn in ffns:  # a constant part, which a constant in place of the block would keep
+        ffn.down_bias().data.copy_(torch.linspace(-1, 1, ffn.out_features))
     draws = [sensitivities(model, ffns, [inputs], seed=seed) for seed in range(40)]
     for ffn in ffns:
         predicted = torch.tensor([found[ffn.name] for found in draws])
