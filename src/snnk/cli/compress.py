@@ -15,7 +15,7 @@ from snnk.cli._printing import bar, say, show_table, wrote
 GROUP = _options.COMPRESS
 RERUN = "continues from its checkpoint"
 EXAMPLES = (
-    "snnk compress my-model --calibration sentences.txt --keep 0.25 --out my-model-small",
+    "snnk compress my-model --calibration sentences.txt --keep 0.33 --out my-model-small",
     "snnk compress org/name --calibration texts.parquet --column text --target-size 200MB --out small",
 )
 
@@ -31,7 +31,7 @@ def command(
         ),
     ] = None,
     keep: Annotated[
-        float | None, typer.Option(help="Part of the blocks' parameters that stays. Default: 0.25 without a target.")
+        float | None, typer.Option(help="Part of the blocks' parameters that stays. Default: 0.33 without a target.")
     ] = None,
     target_size: Annotated[str | None, typer.Option(help="Size of the whole model, such as 200MB.")] = None,
     target_speedup: Annotated[

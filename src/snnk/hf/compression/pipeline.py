@@ -38,7 +38,7 @@ from snnk.hf.folders import copy_others, find_folder, find_transformer, pooling_
 from snnk.hf.models import load_model, load_processor, quiet, token_limit
 from snnk.hf.widening import Gathered, gather
 
-KEEP = 0.25  # if there is neither `keep` nor a target
+KEEP = 0.33  # if there is neither `keep` nor a target
 LEAST = 0.01  # of keep: with less, a block is hardly more than a constant
 REFINE = 120
 BATCH, CAUSAL_BATCH = 32, 8  # texts per batch, which is one step of the distillation
@@ -78,7 +78,7 @@ def compress(
         calibration: unlabelled inputs: a file of texts (lines, .jsonl, .csv, .tsv, .parquet) or a folder of images.
             Default: the general English text of snnk. Texts like those in use are better; images must be given.
         out: new folder for the compressed model, plan.json, report.json, report.html and a model card.
-        keep, target_size, target_speedup, layers, blocks, kind: of `snnk.hf.plan`. Default: keep=0.25.
+        keep, target_size, target_speedup, layers, blocks, kind: of `snnk.hf.plan`. Default: keep=0.33.
         plan: a plan.json, in place of these options.
         joint: choose numbers of atoms and ranks for all blocks together, from the calibration inputs, or (False) keep
             the same share of every block. Default: together for atoms, if there are enough tokens.
