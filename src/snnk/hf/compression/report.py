@@ -64,9 +64,9 @@ WORDS = {  # of the page
     "the original's residual stream (the vector per token that each block adds to). It is measured on calibration "
     "inputs that the block was not fitted to: 0 is exact, and 1 is as wrong as a constant.",
     "predicted error": "The same error, as the plan expected it.",
-    "distillation": "Training of everything that was replaced to return the original's outputs. The distance is the KL "
-    "divergence of logits, or half the relative squared error of the last hidden states plus 1 - the cosine of their "
-    "means. Its length is chosen by inputs that are neither trained on nor among those of the figures of agreement.",
+    "distillation": "Training of everything that was replaced to return the original's outputs. The distance between "
+    "the outputs of the two is 0 if they are equal. Its length is chosen by inputs that are neither trained on nor "
+    "among those of the figures of agreement.",
     "held-out inputs": "Texts or images that nothing was fitted to. All figures of agreement are measured on them, "
     "without labels, against the original's outputs.",
 }
