@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from snnk.hf.calibration import load_calibration
 from snnk.hf.compression.figures import shown
 from snnk.hf.general import fragments
 
-from helpers.compression import TINY, check_page
+from helpers.compression import TINY, check_page, made_up_timings, work_of
 from helpers.heads import make
 from helpers.texts import make_english, make_images, make_tokenizer, save
 
@@ -220,12 +221,49 @@ def test_a_decoder_whose_tokenizer_has_no_padding(run, texts, tmp_path):
 
 
 def test_joint_and_refused_blocks(run, bert, texts, tmp_path):
-    options = ["--joint", "--target-speedup", 1.3, "--max-error", 1e-9, "--refine", 0]
+    options = ["--joint", "--keep", 0.5, "--max-error", 1e-9, "--refine", 0]
     code, out, _ = run("compress", bert, "--calibration", texts, *options, "--out", tmp_path / "out")
     assert code == 0 and "refused" in out
     report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["timing"] is None
     assert any(block["predicted_error"] for block in report["plan"]["blocks"])
     assert report["bytes"]["original"] == report["bytes"]["compressed"]
+
+
+@pytest.mark.parametrize("target", [["--target-speedup", 1.3], ["--target-latency", "0.9us"]])
+def test_a_latency_is_predicted_and_measured(run, bert, texts, tmp_path, monkeypatch, target):
+    asked = []
+
+    def measured(model, blocks, **options):
+        asked.append(options)
+        return replace(made_up_timings(model), tokens=options["tokens"])
+
+    monkeypatch.setattr("snnk.hf.compression.planning.measure_times", measured)
+    monkeypatch.setattr("snnk.hf.compression.pipeline.compare", lambda models, **_: [1e-9 * work_of(m) for m in models])
+    folder = tmp_path / "out"
+    options = [*target, "--tokens", "2x6", "--refine", 0, "--recover", 0, "--out", folder]
+    code, out, err = run("compress", bert, "--calibration", texts, *options)
+    assert code == 0 and asked == [{"kind": "atoms", "tokens": (2, 6), "runtime": "torch"}], err  # once for both plans
+    timing = json.loads((folder / "report.json").read_text())["timing"]
+    wanted = timing["original_seconds"] / 1.3 if target[1] == 1.3 else 0.9e-6
+    assert timing["tokens"] == [2, 6] and timing["predicted_seconds"] <= wanted + 1e-12
+    assert timing["compressed_seconds"] == pytest.approx(timing["predicted_seconds"])
+    assert hf.Plan.load(folder / "plan.json").predicted_seconds == timing["predicted_seconds"]
+    assert "ms for 2 x 6 tokens, predicted 0.00" in " ".join(out.split())
+    for name in ("report.html", "README.md"):
+        assert "for 2 x 6 tokens with torch; predicted 0.00 ms" in (folder / name).read_text()
+
+
+def test_a_latency_that_is_missed_is_warned_of(run, bert, texts, tmp_path, monkeypatch):
+    """Refused blocks stay as they are in the prediction, too; a machine that is slower in the end is named."""
+    monkeypatch.setattr("snnk.hf.compression.planning.measure_times", lambda model, *_, **__: made_up_timings(model))
+    monkeypatch.setattr("snnk.hf.compression.pipeline.compare", lambda models, **_: [0.004, 0.002])
+    options = ["--target-speedup", 1.3, "--max-error", 1e-9, "--refine", 0, "--out", tmp_path / "out"]
+    code, *_ = run("compress", bert, "--calibration", texts, *options)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    original = 1e-9 * work_of(transformers.BertModel.from_pretrained(bert))
+    assert code == 0 and report["timing"]["predicted_seconds"] == pytest.approx(original)
+    assert "the latency is 2.00 ms, and 0.00 ms were predicted" in " ".join(report["warnings"])
 
 
 def test_images(run, tmp_path):
@@ -368,6 +406,10 @@ def test_without_calibration_a_model_of_images_or_of_other_words_is_refused(run,
         (["--target-size", "big"], "target_size must be like"),
         (["--target-size", "1KB"], "cannot be reached"),
         (["--target-speedup", -1], "target_speedup must be a positive number"),
+        (["--target-latency", "3 MB"], "target_latency must be like '3ms'"),
+        (["--target-latency", "3ms", "--tokens", "32"], "--tokens must be the number of inputs and of tokens per text"),
+        (["--target-latency", "3ms", "--runtime", "onnx"], "unknown runtime 'onnx'; did you mean 'onnxruntime'"),
+        (["--tokens", "1x8"], "tokens and runtime are for target_speedup and target_latency"),
         (["--layers", "a"], "layers must be"),
         (["--layers", "top-9"], "top-2"),
         (["--layers", "7"], "among 0 to 1"),

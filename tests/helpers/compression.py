@@ -3,6 +3,11 @@
 from html.parser import HTMLParser
 
 import torch
+from torch import nn
+
+from snnk.hf.architectures import FFN, find_blocks
+from snnk.hf.compression.plans import option, width_of
+from snnk.hf.compression.times import Time, TimedBlocks, Timings
 
 from helpers.architectures import IMAGES
 
@@ -67,3 +72,29 @@ def some_batches(row="bert", count=12, size=16, seed=0, padding=0):
         more = torch.full((size, padding), 7)
         batches.append({"input_ids": torch.cat([ids, more], 1), "attention_mask": torch.cat([mask, 0 * more], 1)})
     return batches
+
+
+def made_up_timings(model, kind="atoms"):
+    """Times as if every multiply-add of a linear layer took one nanosecond, and nothing else any time."""
+    seconds = 1e-9 * work_of(model)
+    groups = []
+    for block in find_blocks(model):
+        width = width_of(block)
+        if isinstance(block, FFN):
+            choices = [option(block, "drop"), option(block, "linear")] if kind == "atoms" else []
+            choices += [option(block, kind, count) for count in (2, width // 2, width)]
+        else:
+            ranks = [(width, 1), (width, width // 2)]
+            ranks += [] if block.names.fixed else [(1, 1), (1, width), (width // 2, 1), (1, width // 2)]
+            choices = [option(block, "low-rank", ranks=pair) for pair in ranks]
+        times = [
+            Time(c.kind, c.num_features, c.ranks, seconds + 1e-9 * (c.multiply_adds - c.multiply_adds_before))
+            for c in [option(block, "dense"), *choices]
+        ]
+        groups.append(TimedBlocks((block.name,), width, tuple(times)))
+    return Timings("torch", (1, 32), "a processor", 1, 0.0, seconds, tuple(groups))
+
+
+def work_of(model):
+    """Multiply-adds of all linear layers per token."""
+    return sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ RERUN = "continues from its checkpoint"
 EXAMPLES = (
     "snnk compress my-model --calibration sentences.txt --keep 0.33 --out my-model-small",
     "snnk compress org/name --calibration texts.parquet --column text --target-size 200MB --out small",
+    "snnk compress my-model --calibration sentences.txt --target-latency 3ms --tokens 1x64 --out fast",
 )
 
 
@@ -35,8 +37,18 @@ def command(
     ] = None,
     target_size: Annotated[str | None, typer.Option(help="Size of the whole model, such as 200MB.")] = None,
     target_speedup: Annotated[
-        float | None, typer.Option(help="Factor of fewer multiply-adds in the whole model, such as 1.5.")
+        float | None,
+        typer.Option(help="Factor by which the model becomes faster here, by measured times, such as 1.5."),
     ] = None,
+    target_latency: Annotated[
+        str | None, typer.Option(help="Time per batch of the whole model here, by measured times, such as 3ms.")
+    ] = None,
+    tokens: Annotated[
+        str, typer.Option(help="Batch for these two: number of inputs x tokens per text; of images the first alone.")
+    ] = "1x32",
+    runtime: Annotated[
+        str, typer.Option(help="What runs the model for these two: torch, or onnxruntime for an exported model.")
+    ] = "torch",
     layers: Annotated[str, typer.Option(help="all, top-6 (the last six), or numbers separated by commas.")] = "all",
     blocks: Annotated[str, typer.Option(help="all, ffn (feed-forward blocks alone), or attention.")] = "all",
     kind: Annotated[
@@ -88,6 +100,9 @@ def command(
     options = {name: value for name, value in locals().items() if name not in ("model", "calibration", "out")}
     if recover != "auto" and not recover.isdecimal():
         raise ValueError(f"--recover must be a number of steps, or auto; got {recover!r}")
+    if not (sizes := re.fullmatch(r"(\d{1,9})x(\d{1,9})", tokens)):
+        raise ValueError(f"--tokens must be the number of inputs and of tokens per text, such as 1x32; got {tokens!r}")
+    options["tokens"] = int(sizes[1]), int(sizes[2])
     options["recover"] = recover if recover == "auto" else int(recover)
     _io.check_out(out, new=not checkpoint_of(out).exists())
     _options.require("transformers", extra="hf")
@@ -111,6 +126,11 @@ def command(
         },
         {"what": "times as fast", "before": 1.0, "after": speed["speedup"]},
     ]
+    if (timing := found["timing"]) is not None:
+        batch, length = timing["tokens"]
+        what = f"ms for {batch} x {length} tokens, predicted {1e3 * timing['predicted_seconds']:.2f}"
+        times = {"before": 1e3 * timing["original_seconds"], "after": 1e3 * timing["compressed_seconds"]}
+        rows.append({"what": what, **times})
     show_table(found["base_model"], {"what": "", "before": "original", "after": "compressed"}, rows)
     held = found["held_out"]
     columns = {str(i): figures.described(part) for i, part in enumerate(held)}

@@ -43,7 +43,12 @@ def stored(model: nn.Module) -> dict[str, Tensor]:
 
 
 def in_turns(
-    runs: Sequence[Callable[[], Any]], *, least: int = 3, most: int = 25, seconds: float = math.inf
+    runs: Sequence[Callable[[], Any]],
+    *,
+    least: int = 3,
+    most: int = 25,
+    seconds: float = math.inf,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[list[float], int]:
     """Seconds that each run takes, and the number of rounds; the runs take turns in being first.
 
@@ -54,13 +59,14 @@ def in_turns(
         runs: called in turn; each must wait for its accelerator.
         least, most: numbers of rounds, after one that warms up.
         seconds: after this time no further round begins, once there are `least`.
+        clock: by which the runs are timed.
 
     Example:
         >>> times, rounds = in_turns([lambda: sum(range(1000)), lambda: sum(range(10))], most=5)
         >>> rounds, len(times), min(times) > 0
         (5, 2, True)
     """
-    times = turns(runs, least=least, most=most, seconds=seconds, clock=time.perf_counter)
+    times = turns(runs, least=least, most=most, seconds=seconds, clock=clock)
     first = statistics.median(times[0])
     ratios = [statistics.median(b / a for a, b in zip(times[0], other, strict=True)) for other in times]
     return [first * ratio for ratio in ratios], len(times[0])

@@ -1,4 +1,4 @@
-"""Doubts about calibration inputs, in words: too few of them, another language than the model's, or one kind alone.
+"""Doubts in words: too few calibration inputs, another language than the model's, one kind alone, or a late model.
 
 Each function returns a sentence with figures and advice, or None. The limits come from measurements
 (`benchmarks/calibration.py --few`, benchmarks/results).
@@ -13,6 +13,7 @@ from typing import Any
 FEW = 20  # tokens per feature of the largest block
 BROKEN = 1.4  # tokens per word, in parts of those of general text
 NARROW = 2.0  # loss on general text, in parts of the loss on the given inputs
+LATE = 1.1  # measured latency, in parts of the predicted one
 WIDE = 0.3  # part of characters of scripts without spaces, from which on words cannot be counted
 
 
@@ -83,4 +84,20 @@ def narrow(given: Mapping[str, Any], general: Mapping[str, Any]) -> str | None:
     return (
         f"the compressed model is close to the original on texts like these ({name} {given[name]:.3f}) and less so on "
         f"general text ({general[name]:.3f}): for other uses, add texts of more kinds"
+    )
+
+
+def late(predicted: float, measured: float) -> str | None:
+    """A latency above the one that the plan was made for.
+
+    Example:
+        >>> late(0.003, 0.004)  # doctest: +ELLIPSIS
+        'the latency is 4.00 ms, and 3.00 ms were predicted from times of blocks: ...'
+    """
+    if measured <= LATE * predicted:
+        return None
+    return (
+        f"the latency is {1e3 * measured:.2f} ms, and {1e3 * predicted:.2f} ms were predicted from times of blocks: "
+        "the machine may have been busier in the end, or a plan for another machine was used; measure again, or "
+        "choose a harder target"
     )

@@ -20,7 +20,7 @@ from snnk.hf.record import observe
 from snnk.ridge.sums import RidgeStats
 
 from helpers.architectures import ROWS, TOWERS, WIDTH, D, make, towers, width
-from helpers.compression import explained, some_batches
+from helpers.compression import explained, made_up_timings, some_batches, work_of
 
 plan = partial(plan_all, blocks="ffn")  # attention has tests of its own
 
@@ -188,14 +188,14 @@ def test_plan_without_batches():
 def test_targets_are_met():
     model = make("bert")
     size = sum(p.numel() * 4 for p in model.parameters())
-    work = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
-    small, fast = plan(model, target_size=size - 4000), plan(model, target_speedup=1.3)
+    work = work_of(model)
+    small = plan(model, target_size=size - 4000)
+    fast = plan(model, target_speedup=1.3, timings=made_up_timings(model))
     compress_(model, small, some_batches(), refine=0)
     assert 0.95 * (size - 4000) < sum(p.numel() * 4 for p in model.parameters()) <= size - 4000
     model = make("bert")
     compress_(model, fast, some_batches(), refine=0)
-    left = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
-    assert 1.3 <= work / left < 1.45
+    assert 1.3 <= work / work_of(model) < 1.45
 
 
 def test_joint_plan_finds_constants_and_linear_maps():
@@ -247,7 +247,6 @@ def test_a_plan_is_json(tmp_path):
         ({"keep": 0.5, "target_size": "1MB"}, "give one of keep, target_size, target_speedup"),
         ({"target_size": "2kB"}, "target_size 2kB cannot be reached: without these blocks the model takes"),
         ({"target_size": "small"}, "target_size must be like '200MB' or a positive number of bytes; got 'small'"),
-        ({"target_speedup": 9.0}, "target_speedup must be from 1 to"),
         ({"keep": 0.5, "layers": "top-3"}, "layers can be 'top-2' at most, as there are 2; got 'top-3'"),
         ({"keep": 0.5, "layers": [2]}, r"layers must be among 0 to 1; got \[2\]"),
         ({"keep": 0.5, "kind": "atom"}, "unknown kind 'atom'; did you mean 'atoms'"),

@@ -3,19 +3,19 @@
 import json
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
 import numpy as np
 import pytest
 import torch
 import transformers as hf
-from torch import nn
 
 from snnk.hf import Plan, compress_, find_ffns
 from snnk.hf import plan as plan_all
 from snnk.hf.compression import planning
 from snnk.hf.compression.damage import measure
 from snnk.hf.compression.ffn import PENALTY
-from snnk.hf.compression.planning import _allocate
+from snnk.hf.compression.planning import Budget, _allocate
 from snnk.hf.compression.plans import BlockPlan
 from snnk.hf.compression.targets import importance
 from snnk.hf.record import observe, tokens_of
@@ -23,7 +23,7 @@ from snnk.ridge.atoms import choose_atoms
 from snnk.ridge.sums import RidgeStats
 
 from helpers.architectures import WIDTH, make
-from helpers.compression import explained, some_batches
+from helpers.compression import explained, made_up_timings, some_batches, work_of
 
 plan = partial(plan_all, blocks="ffn")  # attention has tests of its own
 
@@ -212,10 +212,10 @@ def test_what_is_left_of_the_budget_is_spent():
     """A price alone buys nothing but ends of the convex hull: 1 + 1, then 21 + 1; 11 + 6 fit into 19."""
     first = [option(1, 10.0), option(11, 9.0), option(21, 0.0)]
     second = [option(1, 1.0), option(4, 0.9), option(6, 0.8), option(31, 0.0)]
-    chosen = _allocate([first, second], 19, "parameters")
+    chosen = _allocate([first, second], Budget(19, attrgetter("parameters"), str))
     assert [block.parameters for block in chosen] == [11, 6]
-    with pytest.raises(ValueError, match="1 multiply-adds, and the smallest choice for every block has 2"):
-        _allocate([first, second], 1, "multiply_adds")
+    with pytest.raises(ValueError, match="the budget is 1, and the smallest choice for every block has 2; choose an"):
+        _allocate([first, second], Budget(1, attrgetter("parameters"), str))
 
 
 def test_a_joint_plan_leaves_less_than_a_step():
@@ -256,17 +256,82 @@ def _sizes(model):
     return sum(t.numel() for t in model.state_dict().values()), sum(ffn.num_parameters for ffn in find_ffns(model))
 
 
-def test_speedups_are_met_or_refused(bert):
-    work = sum(m.weight.numel() for m in bert.modules() if isinstance(m, nn.Linear))
-    for speedup in (1.0, 1.2, 1.5, 1.7):
-        for batches in (None, some_batches()):
-            sizes = plan(bert, target_speedup=speedup, batches=batches)
+@pytest.mark.parametrize("blocks", ["ffn", "all", "attention"])
+def test_speedups_are_met_or_refused(bert, blocks):
+    timings, work = made_up_timings(bert), work_of(bert)
+    for speedup in (1.0, 1.1, 1.3):
+        for batches in (None, some_batches(count=6)):
+            sizes = plan_all(bert, target_speedup=speedup, batches=batches, timings=timings, blocks=blocks)
             saved = sum(b.multiply_adds_before - b.multiply_adds for b in sizes.blocks)
-            assert speedup <= work / (work - saved) < speedup + 0.1
-    most = work / (work - sum(ffn.multiply_adds for ffn in find_ffns(bert)))
-    with pytest.raises(ValueError, match=r"layer.0 may have \d+ multiply-adds, and 2 atoms have 64"):
-        plan(bert, target_speedup=most - 0.01)
-    assert plan(bert, target_speedup=most - 0.01, batches=some_batches()).blocks[0].kind == "drop"
+            assert speedup - 1e-9 <= work / (work - saved) < speedup + 0.12
+            assert sizes.predicted_seconds == pytest.approx(1e-9 * (work - saved))
+            seconds = timings.seconds / speedup
+            latency = plan_all(bert, target_latency=seconds, timings=timings, blocks=blocks)
+            assert batches is not None or latency.blocks == sizes.blocks
+
+
+def test_a_target_that_cannot_be_reached_names_the_least(bert):
+    timings, ffns = made_up_timings(bert), find_ffns(bert)
+    rest = 1e-9 * (work_of(bert) - sum(ffn.multiply_adds for ffn in ffns))
+    two = rest + 1e-9 * 2 * 64  # two neurons per block
+    expected = (
+        rf"the budget is {1e3 * two - 1e-6:.3g} ms, and equal shares of all blocks have {1e3 * two:.3g} ms at least"
+    )
+    with pytest.raises(ValueError, match=expected):
+        plan(bert, target_latency=two - 1e-9, timings=timings)
+    assert plan(bert, target_latency=two + 1e-12, timings=timings).blocks[0].num_features == 2
+    joint = plan(bert, target_latency=two - 1e-9, timings=timings, batches=some_batches())
+    assert "drop" in {block.kind for block in joint.blocks}
+    with pytest.raises(
+        ValueError, match=rf"and the smallest choice for every block has {1e3 * rest:.3g} ms; choose an"
+    ):
+        plan(bert, target_latency=rest - 1e-9, timings=timings, batches=some_batches())
+
+
+def test_times_and_not_parameters_decide(bert):
+    """Attention that takes no time is left alone, however many parameters it has."""
+    timings, batches = made_up_timings(bert), some_batches()
+    idle = tuple(
+        replace(g, times=tuple(replace(t, seconds=timings.seconds) for t in g.times))
+        if "attention" in g.blocks[0]
+        else g
+        for g in timings.groups
+    )
+    sizes = plan_all(bert, target_speedup=1.3, timings=replace(timings, groups=idle), batches=batches)
+    assert {b.kind for b in sizes.blocks if "attention" in b.name} == {"dense"}
+    changed = plan_all(bert, target_speedup=1.3, timings=timings, batches=batches)
+    assert {b.kind for b in changed.blocks if "attention" in b.name} != {"dense"}
+
+
+@pytest.mark.parametrize("kind", ["random-relu", "random-fourier"])
+def test_a_latency_of_random_features(kind):
+    model = make("llama")
+    timings = made_up_timings(model, kind)
+    sizes = plan(model, target_speedup=1.2, kind=kind, timings=timings)
+    assert {b.kind for b in sizes.blocks} == {kind} and sizes.predicted_seconds <= timings.seconds / 1.2
+    with pytest.raises(
+        ValueError, match=rf"have no times of {kind!r}, only of dense, drop, linear, atoms; measure them"
+    ):
+        plan(model, target_speedup=1.2, kind=kind, timings=made_up_timings(model))
+
+
+def test_a_plan_keeps_its_timings(bert, tmp_path):
+    sizes = plan_all(
+        bert, target_latency=f"{1e3 * made_up_timings(bert).seconds / 1.2:.9f} ms", timings=made_up_timings(bert)
+    )
+    sizes.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert loaded == sizes and loaded.predicted_seconds == sizes.predicted_seconds
+    assert f"predicted for this plan: {1e3 * sizes.predicted_seconds:.2f} ms" in str(loaded)
+    assert "timings" not in plan(bert, keep=0.5).to_dict() and plan(bert, keep=0.5).predicted_seconds is None
+    again = plan_all(bert, target_speedup=1.1, timings=loaded.timings)
+    assert again.timings == sizes.timings
+    with pytest.raises(ValueError, match=r"the timings have no times of layers.0; measure them for this model"):
+        plan(make("llama"), target_speedup=1.1, timings=loaded.timings)
+    stored = json.loads((tmp_path / "plan.json").read_text())
+    stored["timings"]["groups"].pop()
+    with pytest.raises(ValueError, match=r"the timings have no times of encoder.layer.1; measure them for this model"):
+        Plan.from_dict(stored)
 
 
 @pytest.mark.parametrize("kind", ["random-relu", "random-fourier"])
@@ -287,7 +352,17 @@ def test_keep_is_a_share_of_parameters_for_random_features_of_gated_blocks(kind)
         ({"target_size": "1.2.3MB"}, "target_size must be like '200MB' or a positive number of bytes; got '1.2.3MB'"),
         ({"target_size": True}, "target_size must be like .*; got True"),
         ({"target_size": "0MB"}, "target_size must be like .*; got '0MB'"),
-        ({"target_speedup": True}, "target_speedup must be from 1 to .*; got True"),
+        ({"target_speedup": True}, "target_speedup must be a number of at least 1; got True"),
+        ({"target_speedup": 0.9}, "target_speedup must be a number of at least 1; got 0.9"),
+        (
+            {"target_speedup": 2, "target_latency": 1},
+            "give one of keep, .*; got {'target_speedup': 2, 'target_latency'",
+        ),
+        ({"target_latency": "3MB"}, "target_latency must be like '3ms' or a positive number of seconds; got '3MB'"),
+        ({"target_latency": 0}, "target_latency must be like '3ms' or a positive number of seconds; got 0"),
+        ({"target_latency": 1, "tokens": 32}, r"tokens must be the number of inputs and of .* \(1, 32\); got 32"),
+        ({"target_latency": 1, "tokens": (1, 0)}, "length of tokens must be a positive integer; got 0"),
+        ({"target_latency": 1, "runtime": "onnx"}, "unknown runtime 'onnx'; did you mean 'onnxruntime'"),
         ({"keep": 0.5, "layers": 1}, "layers must be 'all', 'top-6', or numbers such as '3,4,5'; got 1"),
         ({"keep": 0.5, "layers": None}, "layers must be 'all', 'top-6', or numbers such as '3,4,5'; got None"),
         ({"keep": 0.5, "layers": ["a"]}, r"layers must be 'all', 'top-6', or numbers such as '3,4,5'; got \['a'\]"),

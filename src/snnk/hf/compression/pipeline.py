@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -25,7 +26,7 @@ from snnk.hf.architectures import find_blocks, parse_layers
 from snnk.hf.calibration import HELD_OUT, MAX_TOKENS, load_calibration
 from snnk.hf.compression import report as pages
 from snnk.hf.compression.agreement import MEAN, POOLINGS, measure, probe
-from snnk.hf.compression.blocks import compress_
+from snnk.hf.compression.blocks import CompressionReport, compress_
 from snnk.hf.compression.causal import is_causal
 from snnk.hf.compression.checkpoint import CompressionCheckpoint, fingerprint
 from snnk.hf.compression.damage import TooFewTokens
@@ -33,6 +34,8 @@ from snnk.hf.compression.distill import AUTO, Progress, unseen
 from snnk.hf.compression.planning import BLOCKS
 from snnk.hf.compression.planning import plan as make_plan
 from snnk.hf.compression.plans import Plan
+from snnk.hf.compression.times import Timings, check_tokens
+from snnk.hf.compression.timing import RUNTIMES, TOKENS, compare
 from snnk.hf.cost import stored
 from snnk.hf.folders import copy_others, find_folder, find_transformer, pooling_of, some
 from snnk.hf.models import load_model, load_processor, quiet, token_limit
@@ -42,6 +45,7 @@ KEEP = 0.33  # if there is neither `keep` nor a target
 LEAST = 0.01  # of keep: with less, a block is hardly more than a constant
 REFINE = 120
 BATCH, CAUSAL_BATCH = 32, 8  # texts per batch, which is one step of the distillation
+TIMED = ("target_speedup", "target_latency")  # targets for which times of blocks are measured
 MORE_TOKENS = 450_000  # for the distillation, beside those of the fit
 
 
@@ -54,6 +58,9 @@ def compress(
     keep: float | None = None,
     target_size: str | None = None,
     target_speedup: float | None = None,
+    target_latency: str | float | None = None,
+    tokens: tuple[int, int] = TOKENS,
+    runtime: str = "torch",
     layers: str = "all",
     blocks: str = "all",
     kind: str = "atoms",
@@ -78,7 +85,8 @@ def compress(
         calibration: unlabelled inputs: a file of texts (lines, .jsonl, .csv, .tsv, .parquet) or a folder of images.
             Default: the general English text of snnk. Texts like those in use are better; images must be given.
         out: new folder for the compressed model, plan.json, report.json, report.html and a model card.
-        keep, target_size, target_speedup, layers, blocks, kind: of `snnk.hf.plan`. Default: keep=0.33.
+        keep, target_size, target_speedup, target_latency, layers, blocks, kind: of `snnk.hf.plan`. Default: keep=0.33.
+        tokens, runtime: of `snnk.hf.plan`, for a speedup or a latency.
         plan: a plan.json, in place of these options.
         joint: choose numbers of atoms and ranks for all blocks together, from the calibration inputs, or (False) keep
             the same share of every block. Default: together for atoms, if there are enough tokens.
@@ -118,6 +126,9 @@ def compress(
         "keep": keep,
         "target_size": target_size,
         "target_speedup": target_speedup,
+        "target_latency": target_latency,
+        "tokens": check_tokens(tokens),
+        "runtime": _checks.choose(runtime, RUNTIMES, "runtime"),
         "layers": layers,
         "blocks": blocks,
         "kind": kind,
@@ -148,7 +159,7 @@ def compress(
 
 def _check(settings: dict[str, Any]) -> None:
     """Refuse options that contradict each other, before any work."""
-    targets = ("keep", "target_size", "target_speedup")
+    targets = ("keep", "target_size", *TIMED)
     given = [name for name in targets if settings[name] is not None]
     if len(given) > 1:
         raise ValueError(f"give one of {', '.join(targets)}; got {' and '.join(given)}")
@@ -157,13 +168,13 @@ def _check(settings: dict[str, Any]) -> None:
     if settings["keep"] is not None and settings["keep"] < LEAST:
         raise ValueError(
             f"keep {settings['keep']} would leave next to nothing of each block; the least is {LEAST}, and less than "
-            "0.1 rarely pays. To take whole blocks out, use joint with a target_size or target_speedup"
+            "0.1 rarely pays. To take whole blocks out, use joint with a target"
         )
     others = [settings[name] for name in ("layers", "blocks", "kind", "joint")] != ["all", "all", "atoms", None]
     if settings["plan"] is not None and (given or others):
-        raise ValueError(
-            "a plan replaces keep, target_size, target_speedup, layers, blocks, kind and joint; leave them out"
-        )
+        raise ValueError(f"a plan replaces {', '.join(targets)}, layers, blocks, kind and joint; leave them out")
+    if (settings["tokens"], settings["runtime"]) != (TOKENS, "torch") and not set(given) & {*TIMED}:
+        raise ValueError(f"tokens and runtime are for {' and '.join(TIMED)}; give one of these, or leave them out")
     _checks.choose(settings["blocks"], BLOCKS, "blocks")
     if settings["joint"] and settings["kind"] != "atoms":
         raise ValueError(f"joint chooses numbers of atoms only; got kind {settings['kind']!r}")
@@ -173,16 +184,21 @@ def _check(settings: dict[str, Any]) -> None:
     parse_layers(settings["layers"])
 
 
-def _plan(model: PreTrainedModel, settings: dict[str, Any], batches: list[dict[str, Tensor]] | None = None) -> Plan:
+def _plan(
+    model: PreTrainedModel,
+    settings: dict[str, Any],
+    batches: list[dict[str, Tensor]] | None = None,
+    timings: Timings | None = None,
+) -> Plan:
     if settings["plan"] is not None:
         plan = Plan.load(settings["plan"])
         plan.check(model)
         return plan
-    names = ("keep", "target_size", "target_speedup", "layers", "blocks", "kind")
-    options = {name: settings[name] for name in names}
-    if options["target_size"] is None and options["target_speedup"] is None and options["keep"] is None:
+    names = ("keep", "target_size", *TIMED)
+    options = {name: settings[name] for name in (*names, "tokens", "runtime", "layers", "blocks", "kind")}
+    if all(options[name] is None for name in names):
         options["keep"] = KEEP
-    return make_plan(model, batches=batches, **options)
+    return make_plan(model, batches=batches, timings=timings, **options)
 
 
 def _compress(
@@ -199,6 +215,8 @@ def _compress(
     inner, sentences = find_transformer(folder), (folder / "modules.json").is_file()
     network, processor = load(folder / inner, say, sentences=sentences)
     blocks = len(find_blocks(network))
+    if any(settings[name] is not None for name in TIMED):
+        progress("measuring times of blocks", 0, blocks)
     plan = _plan(network, settings)  # before any data are read, as the model or the plan may be refused
     causal = is_causal(network)
     if settings["refine"] is None:
@@ -234,7 +252,7 @@ def _compress(
         elif settings["joint"] or (settings["joint"], settings["kind"], settings["plan"]) == (None, "atoms", None):
             progress("planning", 0, blocks)
             try:
-                plan = _plan(network, settings, batches)
+                plan = _plan(network, settings, batches, plan.timings)
             except TooFewTokens as error:
                 if settings["joint"]:
                     raise
@@ -262,6 +280,9 @@ def _compress(
         if len(sets) > 1:
             warned += _warn([doubts.narrow(*(held["figures"] for held in sets))], say)
         progress("measuring latency", blocks, blocks)
+        timing = _timing(original, network, plan, done)
+        if timing is not None:
+            warned += _warn([doubts.late(timing["predicted_seconds"], timing["compressed_seconds"])], say)
         found = {
             "format": pages.FORMAT,
             "base_model": model if not Path(model).exists() else folder.resolve().name,
@@ -270,6 +291,7 @@ def _compress(
             "blocks_in_all": blocks,
             "bytes": {"original": _bytes(original), "compressed": _bytes(network)},
             "latency": pages.latency(original, network, batches),
+            "timing": timing,
             "agreement": sets[0]["figures"],
             "held_out": sets,
             "compared": outputs.compared + (note if outputs.pooled else ""),
@@ -283,6 +305,25 @@ def _compress(
         }
         _write(network, plan, found, folder, inner, out)
         return found
+
+
+def _timing(
+    original: PreTrainedModel, network: PreTrainedModel, plan: Plan, done: CompressionReport
+) -> dict[str, Any] | None:
+    """The latency that the plan predicted, and that of both models, for the batch that the plan was made for."""
+    if plan.timings is None:
+        return None
+    refused = {block.name for block in done.blocks if block.refused}
+    table = plan.timings
+    before, after = compare([original, network], tokens=table.tokens, runtime=table.runtime)
+    return {
+        "runtime": table.runtime,
+        "tokens": list(table.tokens),
+        "threads": torch.get_num_threads(),
+        "original_seconds": before,
+        "predicted_seconds": table.seconds_of(block for block in plan.blocks if block.name not in refused),
+        "compressed_seconds": after,
+    }
 
 
 def load(folder: Path, say: Callable[[str], None], sentences: bool = False) -> tuple[PreTrainedModel, Any]:

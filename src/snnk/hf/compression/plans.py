@@ -14,13 +14,14 @@ from transformers import PreTrainedModel
 from snnk import _checks, _io
 from snnk.hf import low_rank
 from snnk.hf.architectures import FFN, Attention, ModelBlock, find_blocks
+from snnk.hf.compression import times
 from snnk.hf.models import in_memory
 from snnk.hf.replace import LOW_RANK, cost_after
 from snnk.maps import RANDOM_MAPS, make_feature_map
 
 FORMAT = "snnk.Plan/1"
 FEATURES = ("atoms", *RANDOM_MAPS)
-KEPT = "dense"  # the kind of a block that stays as it is
+KEPT = times.KEPT  # the kind of a block that stays as it is
 KINDS = (*FEATURES, "linear", "drop", LOW_RANK, KEPT)
 OLD_KINDS = {"relu": "random-relu", "cos": "random-fourier"}  # in plan.json from before the rename
 
@@ -92,6 +93,7 @@ class Plan:
     Args:
         model_type: of the model's configuration.
         blocks: one `BlockPlan` per block that is part of the plan.
+        timings: the measured times that the plan was made from, if it was made for a latency or a speedup.
 
     Example:
         >>> block = BlockPlan("encoder.layer.0", "atoms", 8, 32, 1072, 280, 1024, 256)
@@ -103,17 +105,20 @@ class Plan:
 
     model_type: str
     blocks: tuple[BlockPlan, ...]
+    timings: times.Timings | None = None
 
     def __post_init__(self) -> None:
         twice = [name for name, count in Counter(block.name for block in self.blocks).items() if count > 1]
         if not self.blocks or twice:
             raise ValueError(f"a plan has one or more blocks, each once; got {f'{twice} twice' if twice else 'none'}")
+        _ = self.predicted_seconds  # every block must have its times
 
     def to_dict(self) -> dict[str, Any]:
         blocks = tuple(
             {key: value for key, value in asdict(block).items() if key != "ranks" or value} for block in self.blocks
         )
-        return {"format": FORMAT, "model_type": self.model_type, "blocks": blocks}
+        timings = {} if self.timings is None else {"timings": self.timings.to_dict()}
+        return {"format": FORMAT, "model_type": self.model_type, "blocks": blocks, **timings}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Plan:
@@ -127,7 +132,14 @@ class Plan:
         for block in blocks:
             if not isinstance(block, Mapping) or {"ranks", *block} != keys:  # older plans have no ranks
                 raise ValueError(f"a block of a plan has the keys {', '.join(sorted(keys))}; got {str(block)[:500]}")
-        return cls(kind, tuple(BlockPlan(**{**b, "kind": OLD_KINDS.get(str(b["kind"]), b["kind"])}) for b in blocks))
+        planned = tuple(BlockPlan(**{**b, "kind": OLD_KINDS.get(str(b["kind"]), b["kind"])}) for b in blocks)
+        timings = stored.get("timings")
+        return cls(kind, planned, None if timings is None else times.Timings.from_dict(timings))
+
+    @property
+    def predicted_seconds(self) -> float | None:
+        """Latency of the compressed model by the measured times; None without them."""
+        return None if self.timings is None else self.timings.seconds_of(self.blocks)
 
     def save(self, path: str | Path) -> None:
         _io.write_json(path, self.to_dict())
@@ -162,7 +174,10 @@ class Plan:
             work = f"{b.multiply_adds_before:,} -> {b.multiply_adds:,}"
             lines.append(f"{b.name:<28}{b.becomes:<18}{sizes:>24}{work:>24}{error:>18}")
         before, after = sum(b.parameters_before for b in self.blocks), sum(b.parameters for b in self.blocks)
-        return "\n".join([*lines, f"in all {before:,} -> {after:,} parameters, {after / before:.3f}"])
+        lines.append(f"in all {before:,} -> {after:,} parameters, {after / before:.3f}")
+        if self.timings is not None and self.predicted_seconds is not None:
+            lines.append(f"{self.timings}; predicted for this plan: {1e3 * self.predicted_seconds:.2f} ms")
+        return "\n".join(lines)
 
 
 def width_of(block: ModelBlock) -> int:

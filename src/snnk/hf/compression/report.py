@@ -176,8 +176,20 @@ def headline(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("stored", f"{size['original'] / 1e6:.1f} &rarr; {size['compressed'] / 1e6:.1f} MB"),
         (f"as fast, {speed['threads']} thread(s)", f"{speed['speedup']:.2f} &times;"),
+        *_latency(report),
         *((what, figures.shown(value)) for what, value in figures.headline(report["held_out"][0])),
     ]
+
+
+def _latency(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The latency that the plan was made for, predicted and measured, if there is one."""
+    found = report.get("timing")
+    if found is None:
+        return []
+    before, planned, after = (1e3 * found[f"{name}_seconds"] for name in ("original", "predicted", "compressed"))
+    batch, length = found["tokens"]
+    what = f"for {batch} x {length} tokens with {found['runtime']}; predicted {planned:.2f} ms"
+    return [(what, f"{before:.2f} &rarr; {after:.2f} ms")]
 
 
 def _lost(report: Mapping[str, Any]) -> str:

@@ -1,0 +1,233 @@
+r"""Times of a model with blocks of other sizes, measured on this machine.
+
+How long a block takes does not follow from its multiply-adds: it depends on the processor, the batch, the runtime, and
+on what the rest of the model leaves in the caches. So the whole model is run: in a copy that shares its weights, all
+blocks of one shape become one size, filled with random numbers, and the copy and the model take turns. No block has to
+be fitted, and the table of times.py has a few rows for each shape of block.
+
+With one thread on the processor, times are those for which the process ran, so that they hold on a machine that is busy
+with other work, too. Otherwise there is only the clock on the wall.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from snnk import _checks
+from snnk._environment import environment
+from snnk.hf.architectures import FFN, Attention, ModelBlock, find_blocks
+from snnk.hf.compression.plans import BlockPlan, option, width_of
+from snnk.hf.compression.times import KEPT, Time, TimedBlocks, Timings, check_tokens
+from snnk.hf.cost import counting_mode, in_turns
+from snnk.hf.low_rank import LowRank, replace_attention_
+from snnk.hf.models import Batch, example_inputs, place, without_gguf_
+from snnk.hf.replace import LOW_RANK, Replacement, replace_
+from snnk.maps import RANDOM_MAPS, make_feature_map
+
+TOKENS = (1, 32)  # one short text
+SECONDS = 2.0  # approximate duration of one measurement
+Runner = Callable[[nn.Module, Batch], Callable[[], Any]]  # a function that runs a model once on a batch, and waits
+
+
+def run_torch(model: nn.Module, batch: Batch) -> Callable[[], Any]:
+    inputs = place(batch, model)
+    return lambda: float(model(**inputs)[0].flatten()[0])  # waits for an accelerator
+
+
+def run_onnxruntime(model: nn.Module, batch: Batch) -> Callable[[], Any]:
+    """The model as ONNX Runtime runs it on the processor, with as many threads as torch has."""
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  torch.onnx needs it
+    except ImportError as error:
+        raise ImportError(
+            "runtime 'onnxruntime' needs three packages: pip install onnx onnxscript onnxruntime"
+        ) from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)  # the exporter writes about operators that the model does not have
+        try:
+            program: Any = torch.onnx.export(model, (), kwargs=dict(batch), dynamo=True, verbose=False)
+        finally:
+            logging.disable(logging.NOTSET)
+        path = Path(folder) / "model.onnx"
+        program.save(path, external_data=True)
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    inputs = {node.name: batch[node.name].numpy() for node in session.get_inputs()}
+    return lambda: session.run(None, inputs)
+
+
+RUNTIMES: dict[str, Runner] = {"torch": run_torch, "onnxruntime": run_onnxruntime}
+
+
+def measure_times(
+    model: PreTrainedModel,
+    blocks: Sequence[ModelBlock] | None = None,
+    *,
+    kind: str = "atoms",
+    tokens: tuple[int, int] = TOKENS,
+    runtime: str = "torch",
+) -> Timings:
+    """Measure the table of times of a model; the model stays as it is.
+
+    Args:
+        model: a transformers model with any head, none of whose blocks was replaced.
+        blocks: those that may change. Default: all.
+        kind: what feed-forward blocks may become: "atoms", and with them linear maps and constants, or a name of random
+            features.
+        tokens: number of inputs of the batch, and tokens per text up to the model's limit.
+        runtime: a name in `RUNTIMES`.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> sizes = dict(hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+        >>> timings = measure_times(BertModel(BertConfig(vocab_size=9, **sizes)))
+        >>> [(group.blocks, len(group.times)) for group in timings.groups]
+        [(('encoder.layer.0.attention',), 8), (('encoder.layer.0',), 8)]
+    """
+    groups: dict[Any, list[ModelBlock]] = {}
+    for block in find_blocks(model) if blocks is None else blocks:
+        groups.setdefault(_shape(block), []).append(block)
+    measured: dict[int, list[tuple[BlockPlan, float]]] = {}  # by group, with the part of the model's seconds
+    with _Trial(model, tokens, runtime) as trial:
+        for i, group in enumerate(groups.values()):
+            measured[i] = [
+                (choice, trial.ratio([option(b, choice.kind, choice.num_features, ranks=choice.ranks) for b in group]))
+                for choice in _choices(group[0], kind)
+            ]
+    seconds = trial.seconds
+    found = []
+    for i, group in enumerate(groups.values()):
+        times = [Time(c.kind, c.num_features, c.ranks, ratio * seconds) for c, ratio in measured[i]]
+        names = tuple(block.name for block in group)
+        found.append(TimedBlocks(names, width_of(group[0]), (Time(KEPT, None, None, seconds), *times)))
+    processor, threads = environment()["processor"], torch.get_num_threads()
+    return Timings(runtime, trial.tokens, processor, threads, trial.waited, seconds, tuple(found))
+
+
+def measure_plan(
+    model: PreTrainedModel, blocks: Iterable[BlockPlan], *, tokens: tuple[int, int] = TOKENS, runtime: str = "torch"
+) -> float:
+    """Seconds of a model with blocks of the planned sizes, over its own, without a fit; the model stays as it is."""
+    with _Trial(model, tokens, runtime) as trial:
+        return trial.ratio(list(blocks))
+
+
+def compare(models: Sequence[PreTrainedModel], *, tokens: tuple[int, int], runtime: str) -> list[float]:
+    """Seconds of models for one batch, in turns."""
+    run = _checks.look_up(runtime, RUNTIMES, "runtime")
+    with ExitStack() as stack:
+        for model in models:
+            stack.enter_context(counting_mode(model))
+        runs = [run(model, example_inputs(model, tokens)) for model in models]
+        return in_turns(runs, seconds=SECONDS, clock=_clock(models[0]))[0]
+
+
+def _clock(model: nn.Module) -> Callable[[], float]:
+    alone = torch.get_num_threads() == 1 and next(model.parameters()).device.type == "cpu"
+    return time.process_time if alone else time.perf_counter
+
+
+class _Trial:
+    """Runs of a model and of a copy whose blocks have other sizes.
+
+    After the `with`, `seconds` are those of the model as it is.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokens: tuple[int, int], runtime: str) -> None:
+        self.run = _checks.look_up(runtime, RUNTIMES, "runtime")
+        self.tokens, self.model = check_tokens(tokens), model
+        self.batch = example_inputs(model, self.tokens)
+        self.medians: list[float] = []
+        self.stack = ExitStack()
+
+    def __enter__(self) -> _Trial:
+        shared = {id(tensor): tensor for tensor in (*self.model.parameters(), *self.model.buffers())}
+        self.copy = copy.deepcopy(self.model, shared)
+        without_gguf_(self.copy)
+        self.blocks = {block.name: block for block in find_blocks(self.copy)}
+        self.stack.enter_context(counting_mode(self.model))
+        self.stack.enter_context(counting_mode(self.copy))
+        self.whole = self.run(self.model, self.batch)
+        self.began = self._clocks()
+        return self
+
+    def ratio(self, blocks: list[BlockPlan]) -> float:
+        """Seconds of the copy with these blocks, over those of the model."""
+        generator = torch.Generator().manual_seed(0)
+        with ExitStack() as undo:
+            for planned in blocks:
+                if (new := _replace(self.blocks[planned.name], planned)) is not None:
+                    undo.callback(new.restore_)
+                    for parameter in (p for module in new.modules for p in module.parameters()):
+                        # not zeros, as a runtime may store equal layers once
+                        parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
+            runs = [self.whole, self.run(self.copy, self.batch)]
+            (first, second), _ = in_turns(runs, seconds=SECONDS, clock=_clock(self.model))
+        self.medians.append(first)
+        return second / first
+
+    def __exit__(self, *error: Any) -> None:
+        wall, processor = (now - then for now, then in zip(self._clocks(), self.began, strict=True))
+        self.waited = min(1.0, max(0.0, 1 - processor / max(wall, 1e-9)))
+        self.seconds = statistics.median(self.medians) if self.medians else 0.0
+        self.stack.close()
+
+    @staticmethod
+    def _clocks() -> tuple[float, float]:
+        return time.perf_counter(), time.process_time()
+
+
+def _replace(block: ModelBlock, planned: BlockPlan) -> Replacement | LowRank | None:
+    """Put new modules in place of a block as planned, and do not fit them."""
+    if isinstance(block, Attention) and planned.ranks is not None:
+        return replace_attention_(block, planned.ranks)
+    if not isinstance(block, FFN) or planned.kind == KEPT:
+        return None
+    if planned.kind in RANDOM_MAPS and planned.num_features:
+        return replace_(block, make_feature_map(planned.kind, block.in_features, planned.num_features, seed=0))
+    return replace_(block, planned.kind, planned.num_features)
+
+
+def _shape(block: ModelBlock) -> tuple[Any, ...]:
+    """Equal for blocks that take equally long: same sizes, in the same tower, which may have tokens of its own."""
+    heads = block.heads if isinstance(block, Attention) else None
+    return block.layer.rpartition(".")[0], type(block), width_of(block), heads, block.out_features, block.cost
+
+
+def _choices(block: ModelBlock, kind: str) -> list[BlockPlan]:
+    """The sizes that are measured for a block."""
+    width = width_of(block)
+    if isinstance(block, Attention):
+        small, half, more = max(1, width // 8), max(1, width // 2), max(1, width * 3 // 4)
+        pairs = [
+            (small, small),
+            (half, half),
+            (more, more),
+            (small, half),
+            (half, small),
+            (small, width),
+            (width, small),
+        ]
+        if block.names.fixed:
+            pairs = [(width, t) for t in (small, max(1, width // 4), half, more)]
+        return [option(block, LOW_RANK, ranks=ranks) for ranks in dict.fromkeys(pairs) if min(ranks) < width]
+    counts = sorted({max(2, int(part * width) // 2 * 2) for part in (0, 1 / 8, 1 / 4, 1 / 2, 3 / 4)} - {width})
+    if kind != "atoms":
+        return [option(block, kind, count) for count in (*counts, width // 2 * 2) if count]
+    return [option(block, "drop"), option(block, "linear"), *(option(block, "atoms", count) for count in counts)]

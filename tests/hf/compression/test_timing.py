@@ -1,0 +1,199 @@
+"""Times of blocks: the table is fitted, stored and checked, and measured without a change of the model.
+
+Nothing here depends on how fast anything is: where a test needs times, it makes them up.
+"""
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from snnk.hf import plan
+from snnk.hf.architectures import find_blocks
+from snnk.hf.compression import timing
+from snnk.hf.compression.times import Time, TimedBlocks, Timings
+from snnk.hf.compression.timing import compare, measure_plan, measure_times, run_onnxruntime, run_torch
+from snnk.hf.models import example_inputs
+
+from helpers.architectures import make, towers
+from helpers.compression import made_up_timings, work_of
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """A model takes one nanosecond per multiply-add of a linear layer; the list has every model that was run."""
+    made = []
+
+    def run(model, batch):
+        made.append((model, work_of(model), {name: tuple(x.shape) for name, x in batch.items()}))
+        work = work_of(model)
+        return lambda: 1e-9 * work
+
+    monkeypatch.setitem(timing.RUNTIMES, "torch", run)
+    monkeypatch.setattr(timing, "in_turns", lambda runs, **_: ([run() for run in runs], 3))
+    return made
+
+
+def blocks_of(times, width=16, count=2):
+    return TimedBlocks(tuple(f"b{i}" for i in range(count)), width, (Time("dense", None, None, 10.0), *times))
+
+
+def test_between_numbers_of_features_times_are_a_polyline():
+    group = blocks_of([Time("atoms", 4, None, 4.0), Time("atoms", 8, None, 5.0), Time("drop", None, None, 2.0)])
+    found = {m: group.slower("atoms", m, None) for m in (2, 4, 6, 8, 12, 16)}
+    # the whole model has two such blocks; all 16 neurons are the model as it is
+    assert found == pytest.approx({2: -3.0, 4: -3.0, 6: -2.75, 8: -2.5, 12: -1.25, 16: 0.0})
+    assert group.slower("drop", None, None) == pytest.approx(-4.0) and group.slower("dense", None, None) == 0
+    assert group.misfit == pytest.approx(0, abs=1e-9)
+
+
+def test_more_features_never_take_less_time():
+    group = blocks_of([Time("atoms", 4, None, 6.0), Time("atoms", 8, None, 4.0)], count=1)
+    assert group.slower("atoms", 4, None) == pytest.approx(group.slower("atoms", 8, None)) == pytest.approx(-5.0)
+    assert group.misfit == pytest.approx(1.0)
+    assert Timings("torch", (1, 32), "a processor", 1, 0.0, 10.0, (group,)).misfit == pytest.approx(0.1)
+
+
+def test_times_of_ranks_are_found_again():
+    def seconds(r, t):
+        return 5 + 0.02 * r + 0.05 * t + 0.1 * max(r, t) + 0.7 * (r != t)
+
+    ranks = [(2, 2), (8, 8), (12, 12), (2, 8), (8, 2), (2, 16), (16, 2)]
+    group = blocks_of([Time("low-rank", None, pair, seconds(*pair)) for pair in ranks], count=3)
+    for pair in [(4, 4), (4, 12), (10, 6), (16, 15)]:
+        assert 10 + 3 * group.slower("low-rank", None, pair) == pytest.approx(seconds(*pair))
+    assert group.misfit == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("row", ["bert", "llama", "opt", "vit", "t5"])
+def test_the_prediction_is_the_count_of_the_planned_model(counted, row):
+    """With times that add up, the table must predict what a model with the planned blocks takes, to the digit."""
+    model = make(row)
+    timings = measure_times(model)
+    assert timings.seconds == pytest.approx(1e-9 * work_of(model))
+    assert {name for group in timings.groups for name in group.blocks} == {b.name for b in find_blocks(model)}
+    assert all(len(group.blocks) == 2 for group in timings.groups)  # one of two layers is not measured twice
+    for speedup in (1.1, 1.3):
+        sizes = plan(model, target_speedup=speedup, timings=timings)
+        part = measure_plan(model, sizes.blocks)
+        assert sizes.predicted_seconds <= timings.seconds / speedup + 1e-12
+        assert sizes.predicted_seconds == pytest.approx(part * timings.seconds)
+        changed = counted[-1]
+        assert changed[0] is not model and changed[1] == pytest.approx(1e9 * sizes.predicted_seconds)
+
+
+def test_the_model_stays_as_it_is(counted):
+    model = make("bert").train()
+    before, config, state = copy.deepcopy(model.state_dict()), model.config.to_dict(), torch.get_rng_state()
+    measure_times(model)
+    assert torch.equal(torch.get_rng_state(), state) and model.training
+    assert model.config.to_dict() == config and all(block.kind == "dense" for block in find_blocks(model))
+    after = model.state_dict()
+    assert list(after) == list(before) and all(torch.equal(after[name], before[name]) for name in before)
+    shared = counted[1][0]
+    assert shared is not model and shared.embeddings.word_embeddings.weight is model.embeddings.word_embeddings.weight
+
+
+def test_the_batch_is_the_one_that_was_asked_for(counted):
+    timings = measure_times(make("bert"), tokens=(3, 7))
+    assert timings.tokens == (3, 7) and {shapes["input_ids"] for *_, shapes in counted} == {(3, 7)}
+    measure_times(make("vit"), tokens=(3, 7))
+    assert counted[-1][2] == {"pixel_values": (3, 3, 8, 8)}
+
+
+def test_blocks_of_different_shapes_are_measured_apart(counted):
+    model = towers("clip")
+    assert sorted(len(group.blocks) for group in measure_times(model).groups) == [2, 2, 2, 2]  # two towers
+
+
+@pytest.mark.parametrize("kind", ["random-relu", "random-fourier"])
+def test_random_features_are_measured_as_such(counted, kind):
+    timings = measure_times(make("bert"), kind=kind)
+    assert {time.kind for group in timings.groups for time in group.times} == {"dense", "low-rank", kind}
+
+
+@pytest.mark.parametrize("row", ["bert", "llama", "gpt2", "vit", "t5", "modernbert", "deberta-v2"])
+def test_every_choice_runs(monkeypatch, row):
+    """Real runs, one each."""
+    monkeypatch.setattr(timing, "in_turns", lambda runs, **_: ([1.0 + 0 * run() for run in runs], 1))
+    timings = measure_times(make(row), tokens=(2, 5))
+    assert timings.seconds == 1 and 0 <= timings.waited <= 1
+    for group in timings.groups:
+        sizes = [(time.kind, time.num_features, time.ranks) for time in group.times]
+        assert len(set(sizes)) == len(sizes) >= 4
+
+
+def test_two_models_are_compared(counted):
+    model, small = make("bert"), make("bert", intermediate_size=8)
+    assert compare([model, small], tokens=(1, 4), runtime="torch") == pytest.approx(
+        [1e-9 * work_of(model), 1e-9 * work_of(small)]
+    )
+
+
+def test_measured_times_are_positive():
+    model = make("bert", num_hidden_layers=1)
+    (first, second) = compare([model, model], tokens=(1, 4), runtime="torch")
+    assert first > 0 and second > 0
+
+
+def test_onnx_runtime_runs_the_compressed_model():
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = make("bert", num_hidden_layers=1)
+    batch = example_inputs(model, (2, 5))
+    with torch.no_grad():
+        found = run_onnxruntime(model, batch)()
+        assert torch.allclose(torch.from_numpy(found[0]), model(**batch)[0], atol=1e-5)
+        assert run_torch(model, batch)() == float(model(**batch)[0].flatten()[0])
+
+
+def test_a_missing_runtime_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    with pytest.raises(ImportError, match="runtime 'onnxruntime' needs three packages: pip install onnx onnxscript"):
+        measure_plan(make("bert"), [], runtime="onnxruntime")
+
+
+def test_timings_are_json():
+    timings = made_up_timings(make("bert"))
+    assert Timings.from_dict(json.loads(json.dumps(timings.to_dict()))) == timings
+    text = str(replace(timings, tokens=(1, 64), threads=2))
+    assert text.startswith("measured with torch for 1 x 64 tokens on 2 thread(s): 0.00 ms; the table fits within 0.0 %")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ((), [], r"timings must have the keys runtime, tokens, processor, threads, waited, seconds, groups; got \[\]"),
+        (("seconds",), -1, "seconds must be a positive number; got -1"),
+        (("seconds",), float("nan"), "seconds must be a positive number; got nan"),
+        (("waited",), 2, "waited must be from 0 to 1; got 2"),
+        (("threads",), 0, "threads must be a positive integer; got 0"),
+        (("runtime",), 3, "runtime must be a text; got 3"),
+        (("processor",), None, "processor must be a text; got None"),
+        (("tokens",), [1], r"tokens must be the number of inputs and of tokens per text, .*; got \[1\]"),
+        (("groups",), 3, "groups of timings must be a list; got int"),
+        (("groups", 0), {}, "a group of timings must have the keys blocks, width, times; got {}"),
+        (("groups", 0, "blocks"), [3], r"times must name their blocks; got \(3,\)"),
+        (("groups", 0, "width"), 0, "width of timed blocks must be a positive integer; got 0"),
+        (("groups", 0, "times"), [], "the first time of .* must be that of the model as it is"),
+        (("groups", 0, "times", 1, "seconds"), "x", "seconds of a time must be a positive number; got 'x'"),
+        (("groups", 0, "times", 1, "kind"), 3, "kind of a time must be a text; got 3"),
+        (("groups", 0, "times", 1, "ranks"), [1], r"ranks of a time must be two numbers; got \[1\]"),
+        (("groups", 0, "times", 1, "ranks"), [1, 0], "rank of a time must be a positive integer; got 0"),
+        (("groups", 1, "times", 1, "num_features"), "a", "num_features of a time must be a positive integer; got 'a'"),
+        (("groups", 1, "times", 1, "more"), 1, "a time must have the keys kind, num_features, ranks, seconds; got"),
+    ],
+)
+def test_timings_of_a_file_are_checked(path, value, message):
+    stored = json.loads(json.dumps(made_up_timings(make("bert")).to_dict()))
+    if not path:
+        stored = value
+    else:
+        at = stored
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = value
+    with pytest.raises((ValueError, TypeError), match=message):
+        Timings.from_dict(stored)
