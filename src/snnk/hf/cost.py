@@ -48,7 +48,7 @@ def in_turns(
     least: int = 3,
     most: int = 25,
     seconds: float = math.inf,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
 ) -> tuple[list[float], int]:
     """Seconds that each run takes, and the number of rounds; the runs take turns in being first.
 
@@ -59,14 +59,14 @@ def in_turns(
         runs: called in turn; each must wait for its accelerator.
         least, most: numbers of rounds, after one that warms up.
         seconds: after this time no further round begins, once there are `least`.
-        clock: by which the runs are timed.
+        clock: by which the runs are timed. Default: time.perf_counter.
 
     Example:
         >>> times, rounds = in_turns([lambda: sum(range(1000)), lambda: sum(range(10))], most=5)
         >>> rounds, len(times), min(times) > 0
         (5, 2, True)
     """
-    times = turns(runs, least=least, most=most, seconds=seconds, clock=clock)
+    times = turns(runs, least=least, most=most, seconds=seconds, clock=clock or time.perf_counter)
     first = statistics.median(times[0])
     ratios = [statistics.median(b / a for a, b in zip(times[0], other, strict=True)) for other in times]
     return [first * ratio for ratio in ratios], len(times[0])
