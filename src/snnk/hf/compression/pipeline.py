@@ -167,8 +167,8 @@ def _check(settings: dict[str, Any]) -> None:
         raise ValueError(f"keep must be above 0 and at most 1; got {settings['keep']}")
     if settings["keep"] is not None and settings["keep"] < LEAST:
         raise ValueError(
-            f"keep {settings['keep']} would leave next to nothing of each block; the least is {LEAST}, and less than "
-            "0.1 rarely pays. To take whole blocks out, use joint with a target"
+            f"keep {settings['keep']} would leave next to nothing of each block; the least is {LEAST}. "
+            "To take whole blocks out, use joint with a target"
         )
     others = [settings[name] for name in ("layers", "blocks", "kind", "joint")] != ["all", "all", "atoms", None]
     if settings["plan"] is not None and (given or others):
