@@ -256,7 +256,10 @@ def test_a_latency_is_predicted_and_measured(run, bert, texts, tmp_path, monkeyp
 
 def test_a_latency_that_is_missed_is_warned_of(run, bert, texts, tmp_path, monkeypatch):
     """Refused blocks stay as they are in the prediction, too; a machine that is slower in the end is named."""
-    monkeypatch.setattr("snnk.hf.compression.planning.measure_times", lambda model, *_, **__: made_up_timings(model))
+    busy = {"threads": 2, "waited": 0.4}
+    monkeypatch.setattr(
+        "snnk.hf.compression.planning.measure_times", lambda model, *_, **__: replace(made_up_timings(model), **busy)
+    )
     monkeypatch.setattr("snnk.hf.compression.pipeline.compare", lambda models, **_: [0.004, 0.002])
     options = ["--target-speedup", 1.3, "--max-error", 1e-9, "--refine", 0, "--out", tmp_path / "out"]
     code, *_ = run("compress", bert, "--calibration", texts, *options)
@@ -264,6 +267,7 @@ def test_a_latency_that_is_missed_is_warned_of(run, bert, texts, tmp_path, monke
     original = 1e-9 * work_of(transformers.BertModel.from_pretrained(bert))
     assert code == 0 and report["timing"]["predicted_seconds"] == pytest.approx(original)
     assert "the latency is 2.00 ms, and 0.00 ms were predicted" in " ".join(report["warnings"])
+    assert "the process waited for 40 % of the time" in " ".join(report["warnings"])
 
 
 def test_images(run, tmp_path):

@@ -14,6 +14,7 @@ from typing import Any
 FEW = 20  # tokens per feature of the largest block
 BROKEN = 1.4  # tokens per word, in parts of those of general text
 NARROW = 2.0  # loss on general text, in parts of the loss on the given inputs
+BUSY = 0.2  # part of a measurement in which the process did not run
 LATE = 1.1  # measured latency, in parts of the predicted one
 WIDE = 0.3  # part of characters of scripts without spaces, from which on words cannot be counted
 
@@ -85,6 +86,23 @@ def narrow(given: Mapping[str, Any], general: Mapping[str, Any]) -> str | None:
     return (
         f"the compressed model is close to the original on texts like these ({name} {given[name]:.3f}) and less so on "
         f"general text ({general[name]:.3f}): for other uses, add texts of more kinds"
+    )
+
+
+def busy(waited: float, threads: int) -> str | None:
+    """Other work on the machine while times were measured; those of one thread do not count the waiting.
+
+    Example:
+        >>> busy(0.5, 2)  # doctest: +ELLIPSIS
+        'the process waited for 50 % of the time in which times of blocks were measured: ...'
+        >>> busy(0.5, 1) is None, busy(0.1, 2) is None
+        (True, True)
+    """
+    if threads == 1 or waited <= BUSY:
+        return None
+    return (
+        f"the process waited for {100 * waited:.0f} % of the time in which times of blocks were measured: other "
+        "programs used the processor, and the latency on an idle machine is another one; measure again when it is idle"
     )
 
 

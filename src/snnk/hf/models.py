@@ -159,6 +159,8 @@ def example_inputs(model: PreTrainedModel, tokens: tuple[int, int]) -> dict[str,
     names = inspect.signature(model.forward).parameters
     length = min(length, token_limit(text) or length)
     ids = torch.arange(batch * length).reshape(batch, -1) % getattr(text, "vocab_size", 1)
+    if type(model).__name__.endswith("ForMultipleChoice"):
+        ids = ids[:, None]  # one choice per text
     decoded = {"decoder_input_ids": ids} if "decoder_input_ids" in names else {}
     if model.main_input_name == "input_features":
         shape = (batch, config.num_mel_bins, 2 * config.max_source_positions)  # Whisper's convolution halves the length

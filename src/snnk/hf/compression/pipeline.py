@@ -258,6 +258,8 @@ def _compress(
                     raise
                 say(f"note: every block keeps the same share, as a joint plan needs more inputs: {error}")
         checkpoint.start(plan)
+        if plan.timings is not None:
+            warned += _warn([doubts.busy(plan.timings.waited, plan.timings.threads)], say)
         say(str(plan))
         original = copy.deepcopy(network)
         options = {name: settings[name] for name in ("refine", "max_error", "recover", "recover_minutes", "seed")}
