@@ -13,7 +13,7 @@ from snnk.hf.general import fragments
 
 from helpers.compression import TINY, check_page, made_up_timings, work_of
 from helpers.heads import make
-from helpers.texts import make_english, make_images, make_tokenizer, save
+from helpers.texts import make_english, make_images, make_texts, make_tokenizer, save
 
 pytestmark = pytest.mark.usefixtures("quick")
 NUMBERS = {"Spearman": "same order (Spearman)", "relative squared error": "squared error over variance"}
@@ -126,6 +126,28 @@ def test_heads_of_every_kind(run, texts, tmp_path, name, options, compared, figu
         for figure, name in figures.items():
             assert name in text and shown(report["agreement"][figure]) in text
         assert compared in text and "cosine" not in text
+
+
+@pytest.mark.parametrize(("labels", "figure"), [(1, "Kendall"), (2, "same best")])
+def test_models_of_pairs(run, tmp_path, labels, figure):
+    """A cross-encoder and a classifier of pairs are calibrated and measured on pairs."""
+    pairs = list(zip(make_texts(120), make_texts(120, seed=1), strict=True))
+    (tmp_path / "pairs.csv").write_text("query,passage\n" + "".join(f"{one},{two}\n" for one, two in pairs))
+    folder = save(make("BertForSequenceClassification", num_labels=labels), tmp_path / "model")
+    options = ["--calibration", tmp_path / "pairs.csv", "--refine", 0, "--recover", 2, "--keep", 0.5]
+    args = ["compress", folder, *options, "--out", tmp_path / "out"]
+    code, out, err = run(*args, "--column", "query,passage")
+    assert code == 0 and "108 pairs of pairs.csv, column 'query,passage'; 12 others are held out" in out, err
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["calibration"]["kind"] == "pairs" and report["calibration"]["column"] == "query,passage"
+    (held,) = report["held_out"]
+    assert held["kind"] == "pairs" and held["inputs"] == 12 and figure in held["figures"]
+    shown = {" / ".join(pair) for pair in pairs}
+    assert len(held["worst"]) == 10 and all(case["text"] in shown for case in held["worst"])
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert held["worst"][0]["text"] in page and "unlabelled pairs (pairs.csv, column query,passage)" in page
+    assert refused(run(*args[:-1], tmp_path / "no", "--column", "query,answer"), "its columns are query, passage")
+    assert not (tmp_path / "no").exists()
 
 
 def test_a_model_in_float16(run, texts, tmp_path):

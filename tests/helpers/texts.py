@@ -17,9 +17,16 @@ def make_tokenizer(*, vocabulary=WORDS, **special):
         models.WordLevel({w: i for i, w in enumerate(["[PAD]", "[UNK]", "[CLS]", *vocabulary])}, unk_token="[UNK]")
     )
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
+    words.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A", pair="[CLS] $A $B:1", special_tokens=[("[CLS]", 2)]
+    )
     special = special or {"pad_token": "[PAD]"}
     return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", model_max_length=64, **special)
+
+
+def make_paired(make=make_tokenizer):
+    """A tokenizer that also returns which text of a pair each token belongs to."""
+    return make(pad_token="[PAD]", model_input_names=["input_ids", "token_type_ids", "attention_mask"])
 
 
 def make_english(**special):

@@ -13,7 +13,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from snnk.hf.calibration import _sample, load_calibration
 from snnk.hf.data import read_images
 
-from helpers.texts import WORDS, make_english, make_images, make_texts, make_tokenizer
+from helpers.texts import WORDS, make_english, make_images, make_paired, make_texts, make_tokenizer
 
 
 def in_order(found):
@@ -207,6 +207,100 @@ def test_strings_as_jsonl_and_values_with_line_breaks(tmp_path):
     assert decoded(load_calibration(tmp_path / "a.csv", make_tokenizer())) == ["w1 w2"] * 12
 
 
+def make_pairs(count=60):
+    return list(zip(make_texts(count), make_texts(count, seed=1), strict=True))
+
+
+def write_pairs(folder, kind, pairs, names=("one", "two")):
+    first, second = map(list, zip(*pairs, strict=True))
+    path = folder / f"pairs.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table({"id": range(len(pairs)), names[0]: first, names[1]: second}), path)
+    elif kind == "jsonl":
+        path.write_text("\n".join(json.dumps({"id": 1, names[1]: b, names[0]: a}) for a, b in pairs))
+    else:
+        comma = "," if kind == "csv" else "\t"
+        path.write_text("".join(comma.join(row) + "\n" for row in [("id", *names), *(("1", *pair) for pair in pairs)]))
+    return path
+
+
+def split(found):
+    """Both texts of every pair, told apart by the types of their tokens."""
+    keys = ("input_ids", "attention_mask", "token_type_ids")
+    rows = [row for batch in found for row in zip(*(batch[key] for key in keys), strict=True)]
+    parts = [[ids[mask.bool() & (types == i)] for i in (0, 1)] for ids, mask, types in rows]
+    return [tuple(" ".join(WORDS[i - 3] for i in ids if i > 2) for ids in both) for both in parts]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet"])
+def test_two_columns_are_pairs(tmp_path, kind):
+    pairs = make_pairs()
+    path = write_pairs(tmp_path, kind, pairs)
+    found = load_calibration(path, make_paired(), column="one, two", held_out=10)
+    assert found.kind == found.held_out.kind == "pairs" and found.column == found.held_out.column == "one,two"
+    assert (found.items, found.held_out.items) == (54, 6) and f"54 pairs of pairs.{kind}, column 'one,two'" in str(
+        found
+    )
+    held = split(found.held_out)
+    assert sorted(split(found) + held) == sorted(pairs)
+    assert list(found.held_out.names) == [" / ".join(pair) for pair in held]
+    again = load_calibration(path, make_paired(), column=("two", "one"))
+    assert sorted(split(again)) == sorted(pair[::-1] for pair in pairs) and again.column == "two,one"
+    assert decoded(load_calibration(path, make_paired(), column="two")) == sorted(pair[1] for pair in pairs)
+
+
+def test_the_longer_text_of_a_pair_is_cut(tmp_path):
+    pairs = [(f"w1 w2 w{i}", " ".join(["w3", "w4"] * 50)) for i in range(12)]
+    path = write_pairs(tmp_path, "csv", pairs)
+    found = load_calibration(path, make_paired(), column="one,two", max_length=20, held_out=1)
+    for one, two in split(found):
+        assert one in dict(pairs) and two == " ".join((["w3", "w4"] * 8)[:16])  # 20 tokens, of which [CLS] is one
+    (name,) = found.held_out.names
+    assert name.startswith("w1 w2 w") and " / w3 w4 w3" in name and name.endswith("...") and len(name) <= 200
+
+
+def test_a_name_with_a_comma_is_one_column_if_there_is_one(tmp_path):
+    rows = [{"a,b": one, "a": two, "b": "w7"} for one, two in make_pairs()]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = load_calibration(tmp_path / "a.jsonl", make_paired(), column="a,b")
+    assert found.kind == "texts" and found.column == "a,b" and decoded(found) == sorted(make_texts())
+    both = load_calibration(tmp_path / "a.jsonl", make_paired(), column=("a,b", "a"))
+    assert both.kind == "pairs" and sorted(split(both)) == sorted(make_pairs())
+
+
+def test_pairs_that_lack_a_text_are_left_out_and_equal_ones_are_not_held_out(tmp_path):
+    pairs = make_pairs(40)
+    rows = [*pairs, *pairs, (" ", "w1"), ("w1", "")]
+    found = load_calibration(write_pairs(tmp_path, "csv", rows), make_paired(), column="one,two", held_out=8)
+    assert found.items == 72 and not set(split(found)) - set(pairs)
+    assert found.held_out is None or not set(split(found)) & set(split(found.held_out))
+    swapped = [pair for i, (a, b) in enumerate(pairs) for pair in ((a, b), (b, a)) if i < 20]
+    other = load_calibration(write_pairs(tmp_path, "csv", swapped), make_paired(), column="one,two", held_out=8)
+    assert other.held_out.items == 4 and sorted(split(other) + split(other.held_out)) == sorted(swapped)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "column", "message"),
+    [
+        ("a.csv", "one,two\nw1,w2\n", "one,three", r"no column 'three' in .*a\.csv; its columns are one, two"),
+        ("a.csv", "one,two\nw1,w2\n", ("three", "two"), "no column 'three'"),
+        ("a.csv", "one,two\nw1,w2\n", "one,two,one", "one column, or two different names for pairs; got 'one,two,one'"),
+        ("a.csv", "one,two\nw1,w2\n", "one,one", "two different names for pairs; got 'one,one'"),
+        ("a.csv", "one,two\nw1,w2\n", "one,", "two different names for pairs; got 'one,'"),
+        ("a.csv", "one,two\nw1,w2\n", (), r"two different names for pairs; got \(\)"),
+        ("a.csv", "one,two\nw1,w2\n", "one,two", "has 1 pairs; at least 10 are needed"),
+        ("a.csv", "one,two\nw1,\n", "one,two", "is empty: there is no pair of texts in it"),
+        ("a.txt", "w1\n", "one,two", "read as lines of text, without columns; got column 'one,two'"),
+        ("a.jsonl", '"w1"\n', "one,two", "a string per line, without columns; got column 'one,two'"),
+        ("a.jsonl", '{"one": "w1", "two": 2}\n', "one,two", r"column 'two' of .* has no texts; .* are one, two"),
+    ],
+)
+def test_bad_pairs(tmp_path, name, content, column, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_calibration(tmp_path / name, make_paired(), column=column)
+
+
 def test_images(tmp_path):
     folder = make_images(tmp_path / "images")
     (folder / "notes.txt").write_text("not an image")
@@ -293,6 +387,15 @@ def test_without_a_file_the_general_text_is_read():
     }
     held = {tuple(tokenizer(text)["input_ids"]) for text in found.held_out.names if not text.endswith("...")}
     assert len(held) > 30 and not held & used
+
+
+def test_general_text_as_pairs():
+    tokenizer = make_paired(make_english)
+    found = load_calibration(None, tokenizer, pairs=True, max_tokens=3000, held_out=40)
+    assert found.kind == "pairs" and found.held_out.items == 40 and "pairs of general text of snnk" in str(found)
+    assert all(batch["token_type_ids"].unique().tolist() == [0, 1] for batch in found)
+    both = [name.split(" / ") for name in found.held_out.names]
+    assert all(len(parts) == 2 for parts in both) and len({text for parts in both for text in parts}) == 80
 
 
 def test_the_general_text_is_refused_where_it_means_nothing():

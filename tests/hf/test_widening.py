@@ -7,7 +7,7 @@ from snnk.hf.calibration import load_calibration
 from snnk.hf.record import hold_out
 from snnk.hf.widening import SHARE, gather, substitute, vocabulary, widen
 
-from helpers.texts import make_english, make_images, make_texts, make_tokenizer
+from helpers.texts import make_english, make_images, make_paired, make_texts, make_tokenizer
 
 
 def rows(batches):
@@ -35,6 +35,30 @@ def test_special_tokens_and_padding_stay_and_the_share_is_met():
     assert new["attention_mask"] is batch["attention_mask"] and new["token_type_ids"] is batch["token_type_ids"]
     same = substitute(batch, words, [0, 1, 2], share=0.0, generator=generator)
     assert torch.equal(same["input_ids"], ids)
+
+
+def test_equal_words_of_a_pair_become_the_same_word():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, 13, (50, 20), generator=generator)
+    ids[:, 0], ids[:, 15:] = 2, 0
+    batch = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+    words = torch.arange(100, 1_000_000)  # so many that two draws of the same word are unlikely
+    new = substitute(batch, words, [0, 1, 2], share=0.5, generator=generator, alike=True)["input_ids"]
+    assert torch.equal(ids[:, :, None] == ids[:, None, :], new[:, :, None] == new[:, None, :])
+    changed = new != ids
+    assert 0.35 < float(changed[:, 1:15].float().mean()) < 0.65  # half of ten words in each of 50 rows
+    assert not changed[:, 0].any() and not changed[:, 15:].any()
+
+
+def test_pairs_are_widened_by_pairs(tmp_path):
+    tokenizer = make_paired(make_english)
+    given = load_calibration(None, tokenizer, pairs=True, max_tokens=2000, held_out=20, seed=1)
+    given.source = "mine.csv"
+    inputs = gather(given, tokenizer, max_length=64, wide=True)
+    assert [held.kind for held in inputs.held_out] == ["pairs", "pairs"] and inputs.mixed == inputs.general.items
+    assert all(batch["token_type_ids"].unique().tolist() == [0, 1] for batch in inputs.batches)
+    before, after = ({tuple(row) for row in rows(part)} for part in ([*given, *inputs.general], inputs.batches))
+    assert 0.4 * len(before) < len(before - after) < 0.6 * len(before)
 
 
 @pytest.mark.parametrize(

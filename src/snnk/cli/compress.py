@@ -19,6 +19,7 @@ EXAMPLES = (
     "snnk compress my-model --calibration sentences.txt --keep 0.33 --out my-model-small",
     "snnk compress org/name --calibration texts.parquet --column text --target-size 200MB --out small",
     "snnk compress my-model --calibration sentences.txt --target-latency 3ms --tokens 1x64 --out fast",
+    "snnk compress my-reranker --calibration pairs.csv --column query,passage --keep 0.5 --out small",
 )
 
 
@@ -80,7 +81,11 @@ def command(
         float | None, typer.Option(help="A block with a larger error on held-out inputs stays as it was.")
     ] = None,
     column: Annotated[
-        str | None, typer.Option(help="Column of the texts. Default: the first column of strings.")
+        str | None,
+        typer.Option(
+            help="Column of the texts, or two with a comma between them for pairs, such as question,answer. "
+            "Default: the first column of strings."
+        ),
     ] = None,
     max_length: _options.MaxLength = 128,
     widen: Annotated[

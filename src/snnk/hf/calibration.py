@@ -1,15 +1,16 @@
-"""Unlabelled inputs for compression: batches for a model from a file of texts or a folder of images.
+"""Unlabelled inputs for compression: batches for a model from a file of texts or of pairs, or a folder of images.
 
-Texts are sampled and shuffled by a seed, so that a file sorted by topic or length gives a fair sample. The texts of a
-batch then have similar lengths, so that little of it is padding, and the batches are shuffled, as `compress_` holds out
-every tenth to measure the errors of blocks. The outputs of the whole model are measured on other inputs, which
-`compress_` never sees: `held_out` of the result. Without a file, the texts are those of general.py.
+A pair has two texts, which a cross-encoder or a classifier of pairs reads as one input. Texts are sampled and shuffled
+by a seed, so that a file sorted by topic or length gives a fair sample. The texts of a batch then have similar lengths,
+so that little of it is padding, and the batches are shuffled, as `compress_` holds out every tenth to measure the
+errors of blocks. The outputs of the whole model are measured on other inputs, which `compress_` never sees: `held_out`
+of the result. Without a file, the texts are those of general.py.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -42,13 +43,15 @@ from snnk.hf.general import general_texts
 
 FEWEST = 10  # inputs, as one in ten is held out
 HELD_OUT = 500  # inputs that are held out beside these, if there are enough
-LONGEST = 200  # characters of a held-out text that are kept, to show them in a report
+LONGEST = 200  # characters of a held-out text or pair that are kept, to show them in a report
+BETWEEN = " / "  # the two texts of a pair, where they are shown
 SHORT = 8  # tokens of a general text on average, at least
 PARTS = 20  # batches at least, so that more than one is held out
 MAX_TOKENS = 50_000
 MOST_UNKNOWN = 0.5  # largest part of unknown tokens
 PATCH = 256  # pixels that are counted as one token of an image
 T = TypeVar("T")
+Texts = tuple[str, ...]  # of one input: one text, or the two of a pair
 
 
 class UnknownWords(ValueError):
@@ -61,10 +64,12 @@ class Calibration(list[dict[str, Tensor]]):
     Args:
         batches: inputs of a model.
         source: name of the file or folder.
-        kind: "texts" or "images".
-        items: number of texts or images in the batches.
-        column: name of the column of the texts; None for plain lines and images.
-        names: of held-out inputs, in the order of the batches: beginnings of texts, or paths of images in their folder.
+        kind: "texts", "pairs" or "images".
+        items: number of texts, pairs or images in the batches.
+        column: name of the column of the texts, or the two of pairs with a comma between them; None for plain lines and
+            images.
+        names: of held-out inputs, in the order of the batches: beginnings of texts, also of both texts of a pair, or
+            paths of images in their folder.
         held_out: further inputs of the same source, all different and none of them among these, for measurements.
         more: batches of further texts, which are neither among these nor held out.
         pieces: tokens per word of the texts, None if there is no such figure.
@@ -97,7 +102,8 @@ def load_calibration(
     path: str | Path | None,
     processor: PreTrainedTokenizerBase | BaseImageProcessor,
     *,
-    column: str | None = None,
+    column: str | Sequence[str] | None = None,
+    pairs: bool = False,
     max_length: int = 128,
     batch_size: int = 32,
     max_tokens: int = MAX_TOKENS,
@@ -111,8 +117,11 @@ def load_calibration(
         path: a file of `snnk.hf.data`, such as .jsonl, .csv, .tsv or .parquet; a folder of images; any other file has
             one text per line. None: the general text of snnk, which is English.
         processor: the model's tokenizer or image processor.
-        column: column of the texts. Default: the first column of texts, which the result's `column` names.
-        max_length: tokens per text; the rest of a longer text is cut off.
+        column: column of the texts. Default: the first column of texts, which the result's `column` names. Two names,
+            as a tuple or with a comma between them, are the columns of pairs, for cross-encoders and classifiers of
+            pairs.
+        pairs: read the general text as pairs of neighbouring texts; a file has pairs if `column` names two.
+        max_length: tokens per input; the rest of a longer text is cut off, and of a pair the end of the longer text.
         batch_size: texts or images per batch at most.
         max_tokens: tokens in all; a sample of about this size is drawn from a longer file.
         held_out: inputs for measurements at most, which the result has apart, as its `held_out`. They are taken from
@@ -131,6 +140,10 @@ def load_calibration(
         >>> found = load_calibration(path, PreTrainedTokenizerFast(tokenizer_object=words))
         >>> print(found, "in", len(found), "batches like", list(found[0]["input_ids"].shape))
         40 texts of lines.txt in 20 batches like [2, 2]
+        >>> path = Path(tempfile.mkdtemp()) / "pairs.csv"
+        >>> _ = path.write_text("question,answer\\n" + "one two,two\\n" * 40)
+        >>> print(load_calibration(path, PreTrainedTokenizerFast(tokenizer_object=words), column="question,answer"))
+        40 pairs of pairs.csv, column 'question,answer'
     """
     path = None if path is None else Path(path)
     for value, name in ((max_length, "max_length"), (batch_size, "batch_size"), (max_tokens, "max_tokens")):
@@ -153,37 +166,43 @@ def load_calibration(
     if images and path is not None:
         return _images(path, image_processor, batch_size, max_tokens, held_out, generator)
     source: str | Path = path or GENERAL
+    names: Texts = ()
     if path is None:
-        chosen = general_texts((max_tokens + more_tokens) // SHORT + held_out + FEWEST, seed=seed)
+        size = 2 if pairs else 1
+        drawn = general_texts((max_tokens + more_tokens) // SHORT + size * (held_out + FEWEST), seed=seed)
+        chosen: list[Texts] = list(zip(*(drawn[i::size] for i in range(size)), strict=False))
     else:
-        texts, column = _texts(path, column)
+        texts, names = _texts(path, column)
+        stripped = (tuple(map(str.strip, parts)) for parts in texts)
         # a text has at least one token, so that more texts than tokens are never needed
         most = max_tokens + held_out + more_tokens
-        chosen = _sample((text for text in map(str.strip, texts) if text), most, generator)
+        chosen = _sample((parts for parts in stripped if all(parts)), most, generator)
+        pairs = len(names) > 1
+    kind, header = "pairs" if pairs else "texts", ",".join(names) or None
     if not chosen:
-        raise ValueError(f"{source} is empty: there is no text in it")
-    _enough(len(chosen), source, "texts")
+        raise ValueError(f"{source} is empty: there is no {'pair of texts' if pairs else 'text'} in it")
+    _enough(len(chosen), source, kind)
     length = min(max_length, tokenizer.model_max_length)
     most = len(chosen) - _reserved(len(chosen), held_out)
     rows = _rows(tokenizer, chosen[:most], length, max_tokens, batch_size)
-    used, whole = len(rows), [(row, text) for row, text in zip(rows, chosen, strict=False) if _length(row) < length]
+    used, whole = len(rows), [(row, parts) for row, parts in zip(rows, chosen, strict=False) if _length(row) < length]
     rows = [row for row in rows if row["input_ids"]]
-    _enough(len(rows), source, "texts with tokens")
+    _enough(len(rows), source, f"{kind} with tokens")
     _known(rows, source, tokenizer)
     batches = [pad_texts(part, tokenizer) for part in _parts(sorted(rows, key=_length), batch_size)]
     generator.shuffle(batches)
     seen = set(chosen[:used])
-    others = [text for text in dict.fromkeys(chosen[used:]) if text not in seen]
+    others = [parts for parts in dict.fromkeys(chosen[used:]) if parts not in seen]
     tokens = _rows(tokenizer, others[:held_out], length, max_tokens // 2, batch_size)
-    pairs = [(row, text) for row, text in zip(tokens, others, strict=False) if row["input_ids"]]
-    pairs.sort(key=lambda pair: _length(pair[0]))
+    tested = [(row, parts) for row, parts in zip(tokens, others, strict=False) if row["input_ids"]]
+    tested.sort(key=lambda test: _length(test[0]))
     held = Calibration(
-        [pad_texts([row for row, _ in part], tokenizer) for part in _parts(pairs, batch_size)],
+        [pad_texts([row for row, _ in part], tokenizer) for part in _parts(tested, batch_size)],
         Path(source).name,
-        "texts",
-        len(pairs),
-        column,
-        names=[text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..." for _, text in pairs],
+        kind,
+        len(tested),
+        header,
+        names=[_shown(parts) for _, parts in tested],
     )
     further = _rows(tokenizer, others[held_out:], length, more_tokens, batch_size) if more_tokens else []
     further = sorted((row for row in further if row["input_ids"]), key=_length)
@@ -194,13 +213,19 @@ def load_calibration(
     return Calibration(
         batches,
         Path(source).name,
-        "texts",
+        kind,
         len(rows),
-        column,
-        held_out=held if pairs else None,
+        header,
+        held_out=held if tested else None,
         more=more,
-        pieces=pieces((text for _, text in whole), count),
+        pieces=pieces((text for _, parts in whole for text in parts), count),
     )
+
+
+def _shown(parts: Texts) -> str:
+    """The beginning of a text, or of both texts of a pair, for reports."""
+    most = (LONGEST - (len(parts) - 1) * len(BETWEEN)) // len(parts)
+    return BETWEEN.join(text if len(text) <= most else f"{text[: most - 3]}..." for text in parts)
 
 
 def _reserved(count: int, held_out: int) -> int:
@@ -209,13 +234,13 @@ def _reserved(count: int, held_out: int) -> int:
 
 
 def _rows(
-    tokenizer: PreTrainedTokenizerBase, texts: list[str], length: int, max_tokens: int, batch_size: int
+    tokenizer: PreTrainedTokenizerBase, texts: list[Texts], length: int, max_tokens: int, batch_size: int
 ) -> list[TokenRow]:
-    """The first of the texts as tokens, until there are enough of them."""
+    """The first of the texts or pairs as tokens, until there are enough of them."""
     rows: list[TokenRow] = []
     tokens = 0
     for start in range(0, len(texts), batch_size):
-        rows += tokenize(tokenizer, texts[start : start + batch_size], max_length=length)
+        rows += tokenize(tokenizer, *map(list, zip(*texts[start : start + batch_size], strict=True)), max_length=length)
         tokens += sum(map(_length, rows[start:]))
         if tokens >= max_tokens and len(rows) >= FEWEST:
             break
@@ -264,35 +289,55 @@ def _parts(items: list[T], batch_size: int) -> Iterator[list[T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def _texts(path: Path, column: str | None) -> tuple[Iterable[str], str | None]:
-    """The texts of a file, read one by one, and the name of their column, which is None for plain lines."""
+def _texts(path: Path, column: str | Sequence[str] | None) -> tuple[Iterable[Texts], Texts]:
+    """The texts or pairs of a file, read one by one, and the names of their columns; plain lines have none."""
     if file_format(path)[0] not in (*LINES, *ARROW):
         if column is not None:
             raise ValueError(f"{path} is read as lines of text, without columns; got column {column!r}")
-        return read_lines(path), None
+        return ((line,) for line in read_lines(path)), ()
     types = arrow_columns(path)
     strings = [name for name, is_string in types.items() if is_string]
     head = list(islice(read_rows(path, quoted=True, only=strings or None, at_once=HEAD), HEAD))
-    if column is None and head and isinstance(head[0], str):  # JSONL of one string per line
-        return (row for row in read_rows(path) if isinstance(row, str)), None
+    if head and isinstance(head[0], str):  # JSONL of one string per line
+        if column is not None:
+            raise ValueError(f"{path} has a string per line, without columns; got column {column!r}")
+        return ((row,) for row in read_rows(path) if isinstance(row, str)), ()
     objects = [row for row in head if isinstance(row, dict)]
     if head and not objects:
         raise ValueError(f"{path} must have an object or a string per line; the first is {head[0]!r:.60}")
     columns = {**{name: [] for name in types}, **as_columns(objects, path)}
-    name = text_column(columns, path, strings=strings) if column is None else column
-    column_of(columns, name, path)
-    return _strings(path, name, list(columns)), name
+    names = (text_column(columns, path, strings=strings),) if column is None else _named(column, columns)
+    for name in names:
+        column_of(columns, name, path)
+    return _strings(path, names, list(columns)), names
 
 
-def _strings(path: Path, name: str, names: list[str]) -> Iterator[str]:
-    found = False
-    for row in read_rows(path, quoted=True, only=[name]):
-        value = row.get(name) if isinstance(row, dict) else None
-        if isinstance(value, str):
-            found = True
-            yield value
-    if not found:
-        raise ValueError(f"column {name!r} of {path} has no texts; its columns are {', '.join(names)}")
+def _named(column: str | Sequence[str], columns: Container[str]) -> Texts:
+    """The name of one column or those of two: a name with a comma is one column, if there is such a column."""
+    if isinstance(column, str):
+        names = [column] if column in columns or "," not in column else [name.strip() for name in column.split(",")]
+    else:
+        names = list(column)
+    if (
+        len(names) not in (1, 2)
+        or len(set(names)) < len(names)
+        or not all(isinstance(name, str) and name for name in names)
+    ):
+        raise ValueError(f"column must be the name of one column, or two different names for pairs; got {column!r}")
+    return tuple(names)
+
+
+def _strings(path: Path, names: Texts, columns: list[str]) -> Iterator[Texts]:
+    found: set[str] = set()
+    for row in read_rows(path, quoted=True, only=names):
+        values = [row.get(name) for name in names] if isinstance(row, dict) else [None]
+        found.update(name for name, value in zip(names, values, strict=False) if isinstance(value, str))
+        texts = tuple(value for value in values if isinstance(value, str))
+        if len(texts) == len(names):
+            yield texts
+    for name in names:
+        if name not in found:
+            raise ValueError(f"column {name!r} of {path} has no texts; its columns are {', '.join(columns)}")
 
 
 def _images(

@@ -4,6 +4,9 @@ A fit is close where its inputs are, and arbitrary elsewhere. Texts of one kind 
 model knows, and the same turns of phrase over and over. Two things make up for it without any data: in a part of the
 batches, some tokens are replaced by words drawn from the tokenizer's vocabulary; and general text (general.py) is mixed
 in. Held-out texts for measurements are never changed.
+
+A model of pairs looks for what two texts have in common. A word that both texts of a pair have is therefore replaced in
+both, by the same word. General text becomes pairs of neighbouring texts.
 """
 
 from __future__ import annotations
@@ -51,9 +54,23 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase) -> Tensor:
 
 
 def substitute(
-    batch: Batch, words: Tensor, special: Sequence[int], *, share: float, generator: torch.Generator
+    batch: Batch,
+    words: Tensor,
+    special: Sequence[int],
+    *,
+    share: float,
+    generator: torch.Generator,
+    alike: bool = False,
 ) -> Batch:
     """The batch with a share of its tokens replaced by words; special tokens and padding stay.
+
+    Args:
+        batch: inputs of a model.
+        words: tokens to draw from, (n,).
+        special: tokens that stay.
+        share: of the tokens.
+        generator: of the draw.
+        alike: replace equal tokens of one input by the same word, or none of them.
 
     Example:
         >>> batch = {"input_ids": torch.tensor([[0, 5, 6, 7, 1]]), "attention_mask": torch.ones(1, 5)}
@@ -64,6 +81,9 @@ def substitute(
     ids = batch["input_ids"]
     drawn = words[torch.randint(len(words), ids.shape, generator=generator)]
     changed = torch.rand(ids.shape, generator=generator) < share
+    if alike:
+        first = (ids[:, :, None] == ids[:, None, :]).int().argmax(2)  # the place of the first equal token, (n, tokens)
+        drawn, changed = drawn.gather(1, first), changed.gather(1, first)
     changed &= ~torch.isin(ids, torch.tensor([*special], dtype=ids.dtype))
     if "attention_mask" in batch:
         changed &= batch["attention_mask"].bool()
@@ -71,13 +91,18 @@ def substitute(
 
 
 def widen(
-    batches: Sequence[Batch], general: Sequence[Batch], tokenizer: PreTrainedTokenizerBase, *, seed: int = 0
+    batches: Sequence[Batch],
+    general: Sequence[Batch],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    pairs: bool = False,
+    seed: int = 0,
 ) -> list[Batch]:
     """Batches of texts and of general text in random order, with words of the vocabulary in every second of both."""
     words, special = vocabulary(tokenizer), tokenizer.all_special_ids
     generator = torch.Generator().manual_seed(seed)
     mixed = [
-        substitute(batch, words, special, share=SHARE, generator=generator) if i % 2 else batch
+        substitute(batch, words, special, share=SHARE, generator=generator, alike=pairs) if i % 2 else batch
         for part in (batches, general)
         for i, batch in enumerate(part)
     ]
@@ -117,15 +142,15 @@ def gather(given: Calibration, processor: Any, *, max_length: int, wide: bool, s
     if held is None:  # too few different texts to hold out others
         batches, part = hold_out(batches)
         held = Calibration(part, given.source, given.kind, sum(len(next(iter(batch.values()))) for batch in part))
-    if given.kind != "texts":
+    if given.kind == "images":
         return Gathered(given, batches, given.more, [held])
     general = _beside(given, processor, max_length, seed)
     sets = [held] if general is None or general.held_out is None else [held, general.held_out]
     if not wide:
         return Gathered(given, batches, given.more, sets, general)
     others = ([], []) if general is None else (general, general.more)
-    pairs = zip((batches, given.more), others, strict=True)
-    fitted, more = (widen(*parts, processor, seed=seed) for parts in pairs)
+    sides = zip((batches, given.more), others, strict=True)
+    fitted, more = (widen(*parts, processor, pairs=given.kind == "pairs", seed=seed) for parts in sides)
     return Gathered(given, fitted, more, sets, general, 0 if general is None else general.items)
 
 
@@ -138,6 +163,7 @@ def _beside(given: Calibration, tokenizer: PreTrainedTokenizerBase, max_length: 
         return load_calibration(
             None,
             tokenizer,
+            pairs=given.kind == "pairs",
             max_length=max_length,
             max_tokens=MAX_TOKENS // 2,
             held_out=HELD_OUT,

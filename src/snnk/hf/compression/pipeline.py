@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -70,7 +70,7 @@ def compress(
     recover: int | str = AUTO,
     recover_minutes: float = 5.0,
     max_error: float | None = None,
-    column: str | None = None,
+    column: str | Sequence[str] | None = None,
     max_length: int = 128,
     widen: bool | None = None,
     texts: bool = True,
@@ -93,8 +93,9 @@ def compress(
         refine: of `snnk.hf.compress_`. Default: 120, or 0 for a decoder, as its distillation needs the time more.
         recover, recover_minutes, max_error, seed: of `snnk.hf.compress_`. The distillation also uses texts that
             the fit has no room for.
-        column: column of the texts. Default: the first column of texts.
-        max_length: tokens per text at most.
+        column: column of the texts. Default: the first column of texts. Two names, as a tuple or with a comma between
+            them, are the columns of pairs, for cross-encoders and classifiers of pairs.
+        max_length: tokens per text or pair at most.
         widen: mix general text and words of the tokenizer's vocabulary into the texts to fit to, so that the model
             holds for other texts too. Default: for texts, except for decoders.
         texts: show the held-out texts that lost most in report.json and report.html: the beginnings of ten at most.
@@ -232,7 +233,7 @@ def _compress(
         more_tokens=MORE_TOKENS if settings["recover"] else 0,
         seed=settings["seed"],
     )
-    wide = given.kind == "texts" and not causal if settings["widen"] is None else settings["widen"]
+    wide = given.kind != "images" and not causal if settings["widen"] is None else settings["widen"]
     settings = {**settings, "widen": wide}
     inputs = gather(given, processor, max_length=length, wide=wide, seed=settings["seed"])
     batches = inputs.batches
@@ -390,7 +391,7 @@ def _before(inputs: Gathered, plan: Plan) -> Iterator[str | None]:
     """What is doubtful about the inputs before anything is fitted to them."""
     given, general = inputs.given, inputs.general
     yield doubts.broken(given.pieces, None if general is None else general.pieces)
-    if given.kind == "texts":
+    if given.kind != "images":
         tokens = sum(int(batch["attention_mask"].sum()) for batch in given)
         yield doubts.few(tokens, max(block.num_features or 0 for block in plan.blocks), given.items)
 

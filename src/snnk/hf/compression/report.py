@@ -416,7 +416,7 @@ def _sentence(report: Mapping[str, Any]) -> str:
 def _calibration(report: Mapping[str, Any]) -> str:
     used = report["calibration"]
     column = "" if used["column"] is None else f", column {used['column']}"
-    general = f", and {used['general_texts']:,} general texts of snnk" if used.get("general_texts") else ""
+    general = f", and {used['general_texts']:,} general {used['kind']} of snnk" if used.get("general_texts") else ""
     return f"{used['count']:,} unlabelled {used['kind']} ({used['file']}{column}){general}"
 
 
