@@ -172,7 +172,7 @@ def prune(place: Place, keep: float, work: Path) -> Any:
 def drop_layers(place: Place, keep: float, work: Path) -> Any:
     """The first layers alone, as many as `keep` allows."""
     model = copy.deepcopy(place.model)
-    layers = model.encoder.layer
+    layers = model.base_model.encoder.layer
     del layers[max(1, round(keep * len(layers))) :]
     model.config.num_hidden_layers = len(layers)
     return model
@@ -193,7 +193,7 @@ CONTENDERS: dict[str, Callable[[Place, float, Path], Any]] = {
 def kept(model: Any, original: Any) -> float:
     """Multiply-adds per token of linear layers inside the layers, over those of the original."""
     sizes = [
-        sum(m.weight.numel() for m in part.encoder.layer.modules() if isinstance(m, nn.Linear))
+        sum(m.weight.numel() for m in part.base_model.encoder.layer.modules() if isinstance(m, nn.Linear))
         for part in (model, original)
     ]
     return sizes[0] / sizes[1]
