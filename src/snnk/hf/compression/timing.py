@@ -38,7 +38,7 @@ from snnk.hf.replace import LOW_RANK, Replacement, replace_
 from snnk.maps import RANDOM_MAPS, make_feature_map
 
 TOKENS = (1, 32)  # one short text
-SECONDS = 2.0  # approximate duration of one measurement
+SECONDS, ROUNDS = 2.0, 100  # approximate duration of one measurement, and rounds at most
 Runner = Callable[[nn.Module, Batch], Callable[[], Any]]  # a function that runs a model once on a batch, and waits
 
 
@@ -135,7 +135,7 @@ def compare(models: Sequence[PreTrainedModel], *, tokens: tuple[int, int], runti
         for model in models:
             stack.enter_context(counting_mode(model))
         runs = [run(model, example_inputs(model, tokens)) for model in models]
-        return in_turns(runs, seconds=SECONDS, clock=_clock(models[0]))[0]
+        return in_turns(runs, most=ROUNDS, seconds=SECONDS, clock=_clock(models[0]))[0]
 
 
 def _clock(model: nn.Module) -> Callable[[], float]:
@@ -178,7 +178,7 @@ class _Trial:
                         # not zeros, as a runtime may store equal layers once
                         parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
             runs = [self.whole, self.run(self.copy, self.batch)]
-            (first, second), _ = in_turns(runs, seconds=SECONDS, clock=_clock(self.model))
+            (first, second), _ = in_turns(runs, most=ROUNDS, seconds=SECONDS, clock=_clock(self.model))
         self.medians.append(first)
         return second / first
 
