@@ -30,7 +30,7 @@ def command(
         Path | None,
         typer.Option(
             help=f"Unlabelled inputs: lines of text, {_options.FILES}, or a folder of images. "
-            "Default: general English text; texts like those in use are better."
+            "Default: general English text; texts of the kind that the model will read give better results."
         ),
     ] = None,
     keep: Annotated[
@@ -39,23 +39,39 @@ def command(
     target_size: Annotated[str | None, typer.Option(help="Size of the whole model, such as 200MB.")] = None,
     target_speedup: Annotated[
         float | None,
-        typer.Option(help="Factor by which the model becomes faster here, by measured times, such as 1.5."),
+        typer.Option(
+            help="Factor by which the model becomes faster, such as 1.5, from times measured on this machine."
+        ),
     ] = None,
     target_latency: Annotated[
-        str | None, typer.Option(help="Time per batch of the whole model here, by measured times, such as 3ms.")
+        str | None,
+        typer.Option(help="Time of the whole model per batch, such as 3ms, from times measured on this machine."),
     ] = None,
     tokens: Annotated[
-        str, typer.Option(help="Batch for these two: number of inputs x tokens per text; of images the first alone.")
+        str,
+        typer.Option(
+            help="Batch that is timed for --target-speedup and --target-latency: inputs x tokens per text. For images, "
+            "only the first number counts."
+        ),
     ] = "1x32",
     runtime: Annotated[
-        str, typer.Option(help="What runs the model for these two: torch, or onnxruntime for an exported model.")
+        str,
+        typer.Option(
+            help="Runtime that is timed for --target-speedup and --target-latency: torch, or onnxruntime for an "
+            "exported model."
+        ),
     ] = "torch",
     layers: Annotated[str, typer.Option(help="all, top-6 (the last six), or numbers separated by commas.")] = "all",
     blocks: Annotated[str, typer.Option(help="all, ffn (feed-forward blocks alone), or attention.")] = "all",
     kind: Annotated[
         str, typer.Option(help="atoms (neurons kept from the model itself), or random-relu or random-fourier.")
     ] = "atoms",
-    plan: Annotated[Path | None, typer.Option(help="plan.json of another run, instead of the options above.")] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="plan.json of another run. It replaces --keep, the targets, --layers, --blocks, --kind and --joint."
+        ),
+    ] = None,
     joint: Annotated[
         bool | None,
         typer.Option(
@@ -76,7 +92,7 @@ def command(
         str,
         typer.Option(help="Steps of distillation from the original afterwards; auto for as many as help; 0 for none."),
     ] = "auto",
-    recover_minutes: Annotated[float, typer.Option(help="Time for the distillation with --recover auto.")] = 5.0,
+    recover_minutes: Annotated[float, typer.Option(help="Most minutes of distillation with --recover auto.")] = 5.0,
     max_error: Annotated[
         float | None, typer.Option(help="A block with a larger error on held-out inputs stays as it was.")
     ] = None,

@@ -30,7 +30,7 @@ def command(
         "demo"
     ),
 ) -> None:
-    """Download a real model, all-MiniLM-L6-v2, and keep a third of its blocks: about two minutes."""
+    """Download a real model, all-MiniLM-L6-v2, and keep a third of the parameters of its blocks: two minutes."""
     _io.check_out(out, new=False)
     _options.require("transformers", extra="hf")
     original, compressed = out / "all-MiniLM-L6-v2", out / "compressed"

@@ -5,7 +5,7 @@ U S V' the singular value decomposition of Cq^1/2 Ck^1/2. Among all bilinear for
 squared error of the dot products takes the first r rows of S^1/2 U' Cq^-1/2 for queries and of S^1/2 V' Ck^-1/2 for
 keys. A constant key may be left out, as it adds the same number to all logits of a query. Let C be the covariance of
 the head's mixed values, weighted by tokens, and O the head's part of the output layer, its rows scaled as in
-planning.py. The first t right singular vectors V of O C^1/2 give the directions V' C^-1/2 of values. Heads that share
+targets.py. The first t right singular vectors V of O C^1/2 give the directions V' C^-1/2 of values. Heads that share
 their keys and values share these maps, made from their moments together. The output layer is then the ridge solution
 towards the targets of blocks.py; a few steps of Adam move all four layers of this block alone, and the ridge solution
 is computed again.

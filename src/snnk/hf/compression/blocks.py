@@ -1,8 +1,7 @@
 r"""Replace the blocks of a model one by one by smaller ones, fitted in closed form to unlabelled inputs.
 
-Blocks are replaced in depth order. Let x be the input of a block and r the residual stream around it, in the model as
-compressed so far, and s the stream behind it in the original. The target is y = s - r: with it the block restores the
-original's stream, and repairs errors made in the layers below. Tokens and coordinates are weighted as in planning.py.
+Blocks are replaced in depth order. targets.py defines what each block is fitted to: with it the block restores the
+original's residual stream, and repairs errors made in the layers below.
 """
 
 from __future__ import annotations

@@ -7,11 +7,13 @@ no further one if the last has brought the held-out distance down by less than L
 than the time that is left. The state of the best end is kept, or the model as it was if no end is better.
 
 On MiniLM, the distance after stages of 128, 256 and 512 steps was a hundredth larger than after one stage of 896, which
-is the price for a length that need not be known before. Products in bfloat16 gave the same curve, but took a quarter
-more time on a processor with AVX512-BF16, and are not used.
+is the price for a length that need not be known before. Encoders are trained in float32: on MiniLM, products in
+bfloat16 gave the same curve and took a quarter more time. Decoders use bfloat16 products where the processor has
+instructions for them (`_read`), so that their weights after distillation depend on the processor.
 
-All that a step depends on follows from its number, the seed and the state of Adam. A run that goes on from its
-checkpoint therefore ends with the weights, bit for bit, that it would have had without the stop.
+All that a step depends on follows from its number, the seed and the state of Adam. A run of a fixed number of steps
+that continues from its checkpoint therefore ends with the weights, bit for bit, that it would have had without the
+stop. With "auto", the number of stages also depends on the time.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ from snnk.ridge.atoms import advance_, relative_adam
 
 AUTO = "auto"
 RATE, CAUSAL_RATE, WARM_UP = 0.02, 0.002, 10  # SmolLM2-135M gets worse at 0.01
-FIRST, FEWEST = 128, 16  # steps of the first stage, and the number below which it is not worth while
+FIRST, FEWEST = 128, 16  # steps of the first stage, and the number below which it is not worthwhile
 LEAST_GAIN = 0.02  # smallest part of the held-out distance that a stage must gain for another one to follow
 PASSES = 20  # over all batches at most, in all stages of "auto"
 EVERY = 64  # steps between two points of the curve

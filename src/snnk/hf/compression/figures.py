@@ -36,7 +36,7 @@ WORDS = {
     ),
     "KL divergence": (
         "KL divergence",
-        "Of the compressed model's probabilities from the original's, in nats; 0 is best.",
+        "Kullback-Leibler divergence of the compressed model's probabilities from the original's, in nats; 0 is best.",
     ),
     "Pearson": ("correlation with the original (Pearson)", "Between the numbers that both models return; 1 is best."),
     "Spearman": ("same order (Spearman)", "Correlation between the ranks of both models' numbers; 1 is best."),
@@ -49,13 +49,14 @@ WORDS = {
         "Squared difference of both models' numbers over the variance of the original's; 0 is best.",
     ),
     "original perplexity": ("perplexity of the original", "e to the mean surprisal of the next token; less is better."),
-    "perplexity": ("perplexity, compressed", "The same of the compressed model."),
+    "perplexity": ("perplexity, compressed", "The same for the compressed model; less is better."),
     "same next token": ("same next token", "Part of the tokens after which both models expect the same one."),
 }
 # Meaning of the measures of single inputs, of which there are quantiles, where it is not that of the figure.
 MEASURES = {
-    "difference": "Of both models' numbers, in standard deviations of the original's; 0 is best.",
-    "added surprisal": "Of the next token, in nats per token of a text; 0 is best.",
+    "difference": "Difference of the numbers that both models return, in standard deviations of the original's; "
+    "0 is best.",
+    "added surprisal": "Increase of the mean -log p of the next token, in nats; 0 is best.",
 }
 # The first figure of each row that a model has is shown at the top.
 HEADLINE = (

@@ -169,7 +169,7 @@ def _check(settings: dict[str, Any]) -> None:
     if settings["keep"] is not None and settings["keep"] < LEAST:
         raise ValueError(
             f"keep {settings['keep']} would leave next to nothing of each block; the least is {LEAST}. "
-            "To take whole blocks out, use joint with a target"
+            "To remove whole blocks, use target_size, target_speedup or target_latency instead"
         )
     others = [settings[name] for name in ("layers", "blocks", "kind", "joint")] != ["all", "all", "atoms", None]
     if settings["plan"] is not None and (given or others):

@@ -1,4 +1,4 @@
-r"""What each block of a model becomes: the plan that is made, saved, checked and followed."""
+r"""Plans: what each block of a model becomes, and how a plan is saved, checked and described."""
 
 from __future__ import annotations
 

@@ -57,9 +57,9 @@ ONE = "compressed; the dashed line is the original"
 WORDS = {  # of the page
     "block": "A part of a layer: its feed-forward block or its attention block.",
     "atoms": "The neurons of a feed-forward block that were kept, moved and refitted.",
-    "ranks": "Numbers per head of an attention block that are left: of its queries and keys, and of its values.",
+    "ranks": "Dimensions per head that an attention block keeps: for queries and keys, and for values.",
     "parameters": "Numbers that the model stores.",
-    "multiply-adds": "Multiplications with an addition per token, which most of the time goes into.",
+    "multiply-adds": "Multiply-add operations of the matrices per token. Most of the running time is spent on them.",
     "held-out error": "Squared error of a block over the variance of its target, which is what it must add to restore "
     "the original's residual stream (the vector per token that each block adds to). It is measured on calibration "
     "inputs that the block was not fitted to: 0 is exact, and 1 is as wrong as a constant.",
