@@ -17,9 +17,7 @@ GROUP = _options.COMPRESS
 RERUN = "continues from its checkpoint"
 EXAMPLES = (
     "snnk compress my-model --calibration sentences.txt --keep 0.33 --out my-model-small",
-    "snnk compress org/name --calibration texts.parquet --column text --target-size 200MB --out small",
-    "snnk compress my-model --calibration sentences.txt --target-latency 3ms --tokens 1x64 --out fast",
-    "snnk compress my-reranker --calibration pairs.csv --column query,passage --keep 0.5 --out small",
+    "snnk compress my-reranker --calibration pairs.csv --column query,passage --target-latency 3ms --out small",
 )
 
 
