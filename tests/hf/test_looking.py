@@ -1,5 +1,6 @@
 """Blocks of models that the table does not have: found and verified by a run, or refused with the step that failed."""
 
+import copy
 import json
 from dataclasses import replace
 
@@ -339,3 +340,13 @@ def test_audits_of_files_read_the_row(tmp_path):
     replaced(model, "atoms", [0])
     model.save_pretrained(tmp_path)
     assert [block.kind for block in audit(tmp_path, tokens=(1, 4)).blocks] == ["atoms", "dense"]
+
+
+def test_zeros_are_no_scale_and_sixteen_bits_are_enough():
+    """A parameter of zeros would explain any output as no change, and equality means little in bfloat16."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    model = hf.StableLmModel(hf.StableLmConfig(vocab_size=40, num_key_value_heads=2, **sizes))
+    row = row_by_looking(model)
+    assert (row.scale, row.attention.scale, row.attention.sum) == (None, None, "post_attention_layernorm")
+    assert row_by_looking(copy.deepcopy(model).to(torch.bfloat16)) == row

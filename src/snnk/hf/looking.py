@@ -10,6 +10,7 @@ attention that cannot be verified is left alone.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -62,6 +63,8 @@ def row_by_looking(model: PreTrainedModel) -> Architecture:
     written = getattr(getattr(model.config, "quantization_config", None), "row", None)
     if base not in _rows and written is not None:
         use_row(model, written)
+    if base not in _rows and next(model.parameters()).dtype in (torch.float16, torch.bfloat16):
+        _rows[base] = row_by_looking(copy.deepcopy(model).float())  # equality means little in 16 bits
     if base not in _rows:
         try:
             with evaluating(model), torch.no_grad():
@@ -283,7 +286,7 @@ def _sum(
         raise _Failed(f"the outputs of {down} are all zero, so that the residual sum cannot be told from others")
     scales: dict[str | None, Tensor] = {None: y}
     for name, p in layers[0].named_parameters():
-        if p.shape in ((1,), (), y.shape[-1:]):
+        if p.shape in ((1,), (), y.shape[-1:]) and bool((y * p).any()):  # zeros would scale any output to no change
             scales[name] = y * p
     behind = [call for call in calls[[call.name for call in calls].index(down) + 1 :] if call.name]
     whole, zeroed = _at(calls, "").out, _at(after, "").out

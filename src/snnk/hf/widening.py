@@ -29,8 +29,11 @@ Batch = dict[str, Tensor]
 STARTS = ("Ġ", "▁")  # of tokens that begin a word: byte-level BPE, SentencePiece
 
 
-def vocabulary(tokenizer: PreTrainedTokenizerBase) -> Tensor:
+def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> Tensor:
     """The tokens of whole words; all tokens but the special ones, where there are no such words.
+
+    Args:
+        size: number of tokens that the model has, if the tokenizer may have more.
 
     Example:
         >>> from tokenizers import Tokenizer, models
@@ -42,6 +45,8 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """
     special = set(tokenizer.all_special_ids)
     tokens = {number: token for token, number in tokenizer.get_vocab().items() if number not in special}
+    if size is not None:
+        tokens = {number: token for number, token in tokens.items() if number < size}
     marked = any(token.startswith(STARTS) and len(token) > SHORTEST for token in tokens.values())
     words = [
         number
@@ -96,10 +101,11 @@ def widen(
     tokenizer: PreTrainedTokenizerBase,
     *,
     pairs: bool = False,
+    vocab_size: int | None = None,
     seed: int = 0,
 ) -> list[Batch]:
     """Batches of texts and of general text in random order, with words of the vocabulary in every second of both."""
-    words, special = vocabulary(tokenizer), tokenizer.all_special_ids
+    words, special = vocabulary(tokenizer, vocab_size), tokenizer.all_special_ids
     generator = torch.Generator().manual_seed(seed)
     mixed = [
         substitute(batch, words, special, share=SHARE, generator=generator, alike=pairs) if i % 2 else batch
@@ -133,10 +139,13 @@ class Gathered:
         return f"{self.given}\nmixed in: {self.general}" if self.mixed else str(self.given)
 
 
-def gather(given: Calibration, processor: Any, *, max_length: int, wide: bool, seed: int = 0) -> Gathered:
+def gather(
+    given: Calibration, processor: Any, *, max_length: int, wide: bool, vocab_size: int | None = None, seed: int = 0
+) -> Gathered:
     """The given inputs with general text to measure on, and, if `wide`, mixed with general text and other words.
 
-    Images stay as they are, and general text is left out where most of its words are unknown to the tokenizer.
+    `vocab_size` is the number of tokens of the model, if the tokenizer may have more. Images stay as they are, and
+    general text is left out where most of its words are unknown to the tokenizer.
     """
     batches, held = list(given), given.held_out
     if held is None:  # too few different texts to hold out others
@@ -150,7 +159,9 @@ def gather(given: Calibration, processor: Any, *, max_length: int, wide: bool, s
         return Gathered(given, batches, given.more, sets, general)
     others = ([], []) if general is None else (general, general.more)
     sides = zip((batches, given.more), others, strict=True)
-    fitted, more = (widen(*parts, processor, pairs=given.kind == "pairs", seed=seed) for parts in sides)
+    fitted, more = (
+        widen(*parts, processor, pairs=given.kind == "pairs", vocab_size=vocab_size, seed=seed) for parts in sides
+    )
     return Gathered(given, fitted, more, sets, general, 0 if general is None else general.items)
 
 

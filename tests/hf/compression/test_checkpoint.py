@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from snnk._checkpoint import read_checkpoint
+from snnk._checkpoint import CheckpointError, read_checkpoint
 from snnk.hf import compress
 from snnk.hf.compression import distill
+from snnk.hf.compression.checkpoint import CompressionCheckpoint, fingerprint, remove_checkpoint
+
+from helpers.architectures import make
 
 OPTIONS = {"keep": 0.5, "refine": 2, "recover": 24}
 KILLED = """
@@ -175,3 +178,21 @@ def test_a_checkpoint_beside_a_complete_output_is_removed(stopped, bert, texts, 
     with pytest.raises(FileExistsError, match="out exists already"):
         compress(bert, texts, out=Path(tmp_path / "out"), **OPTIONS)
     assert not stopped.exists()
+
+
+def test_a_folder_of_the_users_own_stays(tmp_path):
+    """A folder that has the name of the checkpoint, and something else in it, is neither used nor removed."""
+    folder = tmp_path / "small.checkpoint"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match=r"notes\.txt, which is not part of one; move it away"):
+        CompressionCheckpoint(folder, "key")
+    remove_checkpoint(folder)
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+def test_the_key_of_a_run_has_the_configuration():
+    """Weights alone do not determine the model: another activation is another run."""
+    models = [make("bert"), make("bert"), make("bert", hidden_act="relu"), make("bert", layer_norm_eps=0.1)]
+    keys = [fingerprint({"keep": 0.5}, model, []) for model in models]
+    assert keys[0] == keys[1] and len(set(keys)) == 3

@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from snnk.hf.architectures import Attention
+from snnk.hf.compression.distill import in_float32
 from snnk.hf.compression.targets import Tokens
 from snnk.hf.low_rank import LowRank, replace_attention_
 from snnk.hf.models import Batch
@@ -180,38 +181,38 @@ def _solve(new: LowRank, calls: Calls) -> None:
 
 def _refine(new: LowRank, calls: Calls, steps: int, seed: int) -> None:
     """Train all layers of the block towards the targets, one batch per step."""
-    dtype, parameters = new.out.weight.dtype, [p for module in new.modules for p in module.parameters()]
-    for module in new.modules:
-        module.float()  # steps are too small for bfloat16
+    parameters = [p for module in new.modules for p in module.parameters()]
     weight, scale = calls.tokens.weight / calls.tokens.weight.mean(), calls.tokens.scale
     scale = scale / scale.square().mean().sqrt().clamp_min(1e-30)
     slices = calls.slices()
-    adam, schedule = relative_adam(parameters, rate=RATE, steps=steps, warm_up=10)
     generator, order = torch.Generator().manual_seed(seed), list[int]()
     wanted = [p.requires_grad for p in parameters]
-    try:
-        for p in parameters:
-            p.requires_grad_(True)
-        for _ in range(steps):
-            order = order or torch.randperm(len(calls.calls), generator=generator).tolist()
-            i = order.pop()
-            part, call, masked = slices[i], _in_float32(calls.calls[i]), new.attention.row.masked
-            with torch.enable_grad():
-                mixed = flat(context(new.attention, call), calls.batches[i], masked)
-                error = (new.out(mixed) - calls.tokens.y[part]) * scale
-                (error.square().sum(1) * weight[part]).mean().backward()
-            adam.step()
-            schedule.step()
-            adam.zero_grad()
-    finally:
-        for p, want in zip(parameters, wanted, strict=True):
-            p.requires_grad_(want)
-            p.grad = None
-        for module in new.modules:
-            module.to(dtype)
+    # the whole module, as it may compute a bias of positions (T5); steps are too small for bfloat16
+    with in_float32(nn.ModuleList([new.attention.slot("module"), *new.modules])):
+        adam, schedule = relative_adam(parameters, rate=RATE, steps=steps, warm_up=10)
+        try:
+            for p in parameters:
+                p.requires_grad_(True)
+            for _ in range(steps):
+                order = order or torch.randperm(len(calls.calls), generator=generator).tolist()
+                i = order.pop()
+                part, call, masked = slices[i], _widened(calls.calls[i]), new.attention.row.masked
+                with torch.enable_grad():
+                    mixed = flat(context(new.attention, call), calls.batches[i], masked)
+                    error = (new.out(mixed) - calls.tokens.y[part]) * scale
+                    (error.square().sum(1) * weight[part]).mean().backward()
+                adam.step()
+                schedule.step()
+                adam.zero_grad()
+        finally:
+            for p, want in zip(parameters, wanted, strict=True):
+                p.requires_grad_(want)
+                p.grad = None
 
 
-def _in_float32(call: Call) -> Call:
+def _widened(call: Call) -> Call:
+    """The call with its tensors in float32."""
+
     def convert(value: Any) -> Any:
         return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 

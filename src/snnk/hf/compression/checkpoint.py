@@ -51,6 +51,11 @@ class CompressionCheckpoint:
         self.folder, self.key = folder, key
         self.distillation = folder / "distillation.safetensors"
         self.plan: Plan | None = None
+        if others := _others(folder):
+            raise CheckpointError(
+                f"{folder} is where a checkpoint would be, and has {others[0]}, which is not part of one; move it "
+                "away, or name another output"
+            )
         if (folder / "start.json").exists():
             start = _io.read_json(folder / "start.json", f"the start of a run of snnk compress, so delete {folder}")
             if not isinstance(start, dict) or not {"key", "plan"} <= start.keys():
@@ -60,7 +65,10 @@ class CompressionCheckpoint:
                     f"{folder} belongs to a run that was stopped, with other options, texts, weights or versions; "
                     f"use those, name another output, or {ADVICE}"
                 )
-            self.plan = Plan.from_dict(start["plan"])
+            try:
+                self.plan = Plan.from_dict(start["plan"])
+            except (ValueError, TypeError, ArithmeticError) as error:
+                raise CheckpointError(f"{folder / 'start.json'} has no plan: {error}; {ADVICE}: {folder}") from error
             _io.remove_leftovers_in(folder)
 
     def start(self, plan: Plan) -> None:
@@ -77,7 +85,7 @@ class CompressionCheckpoint:
     ) -> None:
         again = isinstance(error, ValueError | TypeError) and not isinstance(error, CheckpointError)
         if error is None or again:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_checkpoint(self.folder)
 
     def __str__(self) -> str:
         blocks = len([*self.folder.glob("block-*.safetensors")])
@@ -113,6 +121,22 @@ class CompressionCheckpoint:
         return self.folder / f"block-{block.name}.safetensors"
 
 
+def remove_checkpoint(folder: Path) -> None:
+    """Remove a checkpoint of `snnk.hf.compress`; a folder with anything else in it stays as it is."""
+    if not _others(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _others(folder: Path) -> list[str]:
+    """Names in a folder that are not those of a checkpoint, nor of files that a killed write has left."""
+    if not folder.exists():
+        return []
+    if not folder.is_dir() or folder.is_symlink():
+        return [folder.name]
+    own = ("start.json", "block-", "distillation.safetensors")
+    return sorted(path.name for path in folder.iterdir() if not path.name.lstrip(".").startswith(own))
+
+
 def _is_entry(value: Any) -> bool:
     return value is None or isinstance(value, dict)
 
@@ -120,9 +144,10 @@ def _is_entry(value: Any) -> bool:
 def fingerprint(settings: Mapping[str, Any], model: PreTrainedModel, batches: Iterable[Batch]) -> str:
     """Hash of everything that the result of a run depends on: options, weights, inputs and versions of packages."""
     versions = {name: value for name, value in environment().items() if name in PACKAGES}
-    digest = hashlib.blake2b(json.dumps([dict(settings), versions], sort_keys=True).encode(), digest_size=16)
+    facts = [dict(settings), versions, type(model).__name__, model.config.to_dict()]
+    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=16)
     for name, tensor in stored(model).items():
-        digest.update(name.encode())
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(_bytes(tensor))
     for batch in batches:
         for name, value in batch.items():

@@ -154,7 +154,7 @@ def recover_(
     before = [p.detach().clone() for p in parameters]
     teacher.eval()
     try:
-        with _training(model, parameters), _in_float32(model):
+        with _training(model, parameters), in_float32(model):
             run = _Run(model, teacher, parameters, batches, held_out, seed, checkpoint, key, progress)
             done = run.run(_one(int(steps)) if steps != AUTO else _doubling(60 * minutes, PASSES * len(batches)))
         probe(model, batches[0])  # in its own dtype again
@@ -446,10 +446,10 @@ def _training(model: PreTrainedModel, parameters: list[nn.Parameter]) -> Iterato
 
 
 @contextmanager
-def _in_float32(model: PreTrainedModel) -> Iterator[None]:
-    """The model in float32, as in float16 the sums of Adam underflow, and gradients may; afterwards in its own dtype.
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """A model, or a part of one, in float32; afterwards in its own dtype.
 
-    Tensors that are not trained come back bit for bit.
+    In float16 the sums of Adam underflow, and gradients may. Tensors that are not trained come back bit for bit.
     """
     short = (torch.float16, torch.bfloat16)
     tensors = [(t, t.dtype) for t in (*model.parameters(), *model.buffers()) if t.dtype in short]

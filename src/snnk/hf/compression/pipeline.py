@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -28,10 +27,10 @@ from snnk.hf.compression import report as pages
 from snnk.hf.compression.agreement import MEAN, POOLINGS, measure, probe
 from snnk.hf.compression.blocks import CompressionReport, compress_
 from snnk.hf.compression.causal import is_causal
-from snnk.hf.compression.checkpoint import CompressionCheckpoint, fingerprint
+from snnk.hf.compression.checkpoint import CompressionCheckpoint, fingerprint, remove_checkpoint
 from snnk.hf.compression.damage import TooFewTokens
 from snnk.hf.compression.distill import AUTO, Progress, unseen
-from snnk.hf.compression.planning import BLOCKS
+from snnk.hf.compression.planning import BLOCKS, Unreachable
 from snnk.hf.compression.planning import plan as make_plan
 from snnk.hf.compression.plans import Plan
 from snnk.hf.compression.times import Timings, check_tokens
@@ -151,7 +150,7 @@ def compress(
         raise FileNotFoundError(f"no calibration file or folder {calibration}")
     with _io.locked_output(out) as left:
         if (out / "report.json").is_file():  # its run was killed before it could remove its checkpoint
-            shutil.rmtree(checkpoint_of(out), ignore_errors=True)
+            remove_checkpoint(checkpoint_of(out))
         _io.check_out(out)  # a run that held the lock may have made it
         for path in left:
             say(f"removed {path}, which a run that was killed had left")
@@ -216,9 +215,16 @@ def _compress(
     inner, sentences = find_transformer(folder), (folder / "modules.json").is_file()
     network, processor = load(folder / inner, say, sentences=sentences)
     blocks = len(find_blocks(network))
-    if any(settings[name] is not None for name in TIMED):
+    together = settings["plan"] is None and settings["kind"] == "atoms" and settings["joint"] is not False
+    timed = any(settings[name] is not None for name in TIMED)
+    if timed:
         progress("measuring times of blocks", 0, blocks)
-    plan = _plan(network, settings)  # before any data are read, as the model or the plan may be refused
+    try:
+        plan = _plan(network, settings)  # before any data are read, as the model or the plan may be refused
+    except Unreachable:
+        if not together:
+            raise
+        plan = None  # a joint plan may reach more than equal shares
     causal = is_causal(network)
     if settings["refine"] is None:
         settings = {**settings, "refine": 0 if causal and settings["recover"] else REFINE}
@@ -235,30 +241,31 @@ def _compress(
     )
     wide = given.kind != "images" and not causal if settings["widen"] is None else settings["widen"]
     settings = {**settings, "widen": wide}
-    inputs = gather(given, processor, max_length=length, wide=wide, seed=settings["seed"])
+    words = getattr(network.config.get_text_config(), "vocab_size", None)
+    inputs = gather(given, processor, max_length=length, wide=wide, vocab_size=words, seed=settings["seed"])
     batches = inputs.batches
     say(f"calibration: {inputs}")
     if type(network).__name__.endswith("ForMultipleChoice"):  # one choice per text, whose score is compared
         for part in (batches, inputs.more, *inputs.held_out):
             part[:] = [{name: x[:, None] for name, x in batch.items()} for batch in part]
-    warned = _warn(_before(inputs, plan), say)
     pooling, note = _pooling(folder)
     outputs = probe(network, batches[0], pooling)  # before any work
-    asked = {**settings, "plan": None if settings["plan"] is None else plan.to_dict()}
+    asked = {**settings, "plan": None if settings["plan"] is None or plan is None else plan.to_dict()}
     key = fingerprint(asked, network, [*batches, *inputs.more])
     with CompressionCheckpoint(checkpoint_of(out), key) as checkpoint:
         if checkpoint.plan is not None:
             say(f"going on from {checkpoint}")
             plan = checkpoint.plan
-        elif settings["joint"] or (settings["joint"], settings["kind"], settings["plan"]) == (None, "atoms", None):
+        elif together or plan is None:
             progress("planning", 0, blocks)
             try:
-                plan = _plan(network, settings, batches, plan.timings)
+                plan = _plan(network, settings, batches, None if plan is None else plan.timings)
             except TooFewTokens as error:
-                if settings["joint"]:
+                if settings["joint"] or plan is None:
                     raise
                 say(f"note: every block keeps the same share, as a joint plan needs more inputs: {error}")
         checkpoint.start(plan)
+        warned = _warn(_before(inputs, plan), say)
         if plan.timings is not None:
             warned += _warn([doubts.busy(plan.timings.waited, plan.timings.threads)], say)
         say(str(plan))

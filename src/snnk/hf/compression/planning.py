@@ -45,6 +45,10 @@ class Budget:
     shown: Callable[[float], str]
 
 
+class Unreachable(ValueError):
+    """Equal shares cannot meet a target; a joint plan may."""
+
+
 def plan(
     model: PreTrainedModel,
     keep: float | None = None,
@@ -108,8 +112,9 @@ def plan(
         timings = timings or measure_times(model, in_memory(chosen), kind=kind, tokens=tokens, runtime=runtime)
         budget = _time(timings, seconds or timings.seconds / (factor or 1.0))
     if batches is None:
-        if timed:
-            same = _largest_shares(chosen, kind, budget)
+        attention = [block for block in chosen if isinstance(block, Attention)]
+        if timed or (attention and (keep is None or any(block.names.fixed for block in attention))):
+            same = _largest_shares(chosen, kind, budget)  # queries and keys that stay must be paid by the others
         else:
             share = budget.most / sum(block.num_parameters for block in chosen)
             same = [_share(block, kind, share, exact=keep is None) for block in chosen]
@@ -195,7 +200,7 @@ def _share_of_ffn(ffn: FFN, kind: str, share: float, exact: bool) -> BlockPlan:
     two, four = (option(ffn, kind, m).parameters for m in (2, 4))
     count = 2 + int((allowed - two) // (four - two)) * 2  # the cost is linear in the number of features
     if count < 2 and exact:
-        raise ValueError(
+        raise Unreachable(
             f"the target cannot be reached with equal shares: {ffn.name} may have {allowed:,.0f} parameters, and 2 "
             f"{kind} have {two:,}. Choose an easier target, or give batches, with which blocks may become constants"
         )
@@ -213,7 +218,7 @@ def _largest_shares(blocks: list[ModelBlock], kind: str, budget: Budget) -> list
     if of(high)[1] <= budget.most:
         return of(high)[0]
     if (least := of(low)[1]) > budget.most:
-        raise ValueError(
+        raise Unreachable(
             f"the budget is {budget.shown(budget.most)}, and equal shares of all blocks have {budget.shown(least)} at "
             "least. Choose an easier target, or give batches, with which blocks may become constants"
         )
