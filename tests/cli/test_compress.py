@@ -239,7 +239,7 @@ def test_a_decoder_whose_tokenizer_has_no_padding(run, texts, tmp_path):
     assert settings["refine"] == 0 and settings["recover"] == "auto"
     assert (tmp_path / "out" / "tokenizer_config.json").read_bytes() == (folder / "tokenizer_config.json").read_bytes()
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert hf.find_ffns(loaded)[0].width == 8 and loaded.lm_head.weight is loaded.transformer.wte.weight
+    assert hf.find_ffns(loaded)[0].width == 10 and loaded.lm_head.weight is loaded.transformer.wte.weight
 
 
 def test_joint_and_refused_blocks(run, bert, texts, tmp_path):
@@ -393,9 +393,9 @@ def test_texts_are_widened_and_agreement_is_measured_on_both_kinds(run, english,
     alone = json.loads((tmp_path / "alone" / "report.json").read_text())
     assert len(alone["held_out"]) == 2 and not alone["calibration"]["general_texts"]
     warning, *_ = alone["warnings"]
-    assert warning.startswith("36 inputs with ") and "are few for blocks of 16 features" in warning
+    assert warning.startswith("36 inputs with ") and "are few for blocks of 18 features" in warning
     for name in ("README.md", "report.html"):
-        assert "are few for blocks of 16 features" in (tmp_path / "alone" / name).read_text()
+        assert "are few for blocks of 18 features" in (tmp_path / "alone" / name).read_text()
 
 
 def general_words(count):
