@@ -156,6 +156,7 @@ def test_a_missing_runtime_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     with pytest.raises(ImportError, match="runtime 'onnxruntime' needs three packages: pip install onnx onnxscript"):
         measure_plan(make("bert"), [], runtime="onnxruntime")
+    assert torch.is_grad_enabled()  # nothing of the measurement stays
 
 
 def test_timings_are_json():

@@ -154,16 +154,17 @@ class _Trial:
         self.tokens, self.model = check_tokens(tokens), model
         self.batch = example_inputs(model, self.tokens)
         self.medians: list[float] = []
-        self.stack = ExitStack()
 
     def __enter__(self) -> _Trial:
         shared = {id(tensor): tensor for tensor in (*self.model.parameters(), *self.model.buffers())}
         self.copy = copy.deepcopy(self.model, shared)
         without_gguf_(self.copy)
         self.blocks = {block.name: block for block in find_blocks(self.copy)}
-        self.stack.enter_context(counting_mode(self.model))
-        self.stack.enter_context(counting_mode(self.copy))
-        self.whole = self.run(self.model, self.batch)
+        with ExitStack() as stack:  # which is left at once if the runtime is not there
+            stack.enter_context(counting_mode(self.model))
+            stack.enter_context(counting_mode(self.copy))
+            self.whole = self.run(self.model, self.batch)
+            self.stack = stack.pop_all()
         self.began = self._clocks()
         return self
 
