@@ -187,6 +187,12 @@ def test_timings_are_json():
         (("groups", 0, "times", 1, "ranks"), [1], r"ranks of a time must be two numbers; got \[1\]"),
         (("groups", 0, "times", 1, "ranks"), [1, 0], "rank of a time must be a positive integer; got 0"),
         (("groups", 1, "times", 1, "num_features"), "a", "num_features of a time must be a positive integer; got 'a'"),
+        (("groups", 1, "times", 1, "num_features"), 10**400, "sizes of encoder.layer.0 must be 10,000,000 at most"),
+        (
+            ("groups", 1, "times"),
+            300 * [{"kind": "drop", "num_features": None, "ranks": None, "seconds": 1}],
+            "256 times",
+        ),
         (("groups", 1, "times", 1, "more"), 1, "a time must have the keys kind, num_features, ranks, seconds; got"),
     ],
 )

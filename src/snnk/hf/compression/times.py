@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from snnk.hf.compression.plans import BlockPlan
 
 KEPT = "dense"  # the kind of a block that stays as it is
+MOST_TIMES, MOST_FEATURES = 256, 10**7  # in a file
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ class TimedBlocks:
         if not self.blocks or not all(isinstance(name, str) for name in self.blocks):
             raise ValueError(f"times must name their blocks; got {self.blocks!r}")
         _checks.positive_int(self.width, "width of timed blocks")
+        if len(self.times) > MOST_TIMES:  # the fit grows with the square of their number
+            raise ValueError(f"{self.blocks[0]} may have {MOST_TIMES} times at most; got {len(self.times)}")
+        sizes = [n for time in self.times for n in (time.num_features or 1, *(time.ranks or ()))]
+        if max([self.width, *sizes]) > MOST_FEATURES:
+            raise ValueError(f"sizes of {self.blocks[0]} must be {MOST_FEATURES:,} at most; got {max(sizes)}")
         if not self.times or self.times[0].kind != KEPT:
             raise ValueError(f"the first time of {self.blocks[0]} must be that of the model as it is ({KEPT!r})")
 
