@@ -138,7 +138,7 @@ def ours(place: Place, keep: float, work: Path, **options: Any) -> tuple[Any, di
     with tempfile.TemporaryDirectory(dir=work) as folder:
         out = Path(folder) / "small"
         report = compress(place.folder, place.texts, out=out, keep=keep, column=PAIR, **options)
-        return AutoModelForSequenceClassification.from_pretrained(out).eval(), report
+        return AutoModelForSequenceClassification.from_pretrained(out, trust_remote_code=False).eval(), report
 
 
 def build(name: str, place: Place, keep: float, work: Path, options: dict[str, Any]) -> tuple[Any, dict[str, float]]:
@@ -195,10 +195,10 @@ def main() -> int:
             texts = work / f"{task}.jsonl"
             lines = (json.dumps(dict(zip(PAIR, row[:2], strict=True))) for row in pairs.train)
             texts.write_text("\n".join(lines), encoding="utf-8")
-            tokenizer = AutoTokenizer.from_pretrained(folder)
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             calibration = unlabelled(encode(tokenizer, pairs, pairs.train, config))[:60]  # for rivals
             dev = encode(tokenizer, pairs, pairs.dev, config)
-            model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+            model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=False).eval()
             place = Place(model, folder, texts, Task(calibration, dev, []))
             run(task, place, pairs, dev, keeps, args.only.split(";"), work, config, results)
     return 0

@@ -105,7 +105,7 @@ def ours(place: Place, keep: float, work: Path, **options: Any) -> Any:
     with tempfile.TemporaryDirectory(dir=work) as folder:
         out = Path(folder) / "small"
         compress(place.folder, place.texts, out=out, keep=keep, **options)
-        return AutoModel.from_pretrained(out).eval()
+        return AutoModel.from_pretrained(out, trust_remote_code=False).eval()
 
 
 # Rivals: each returns a changed copy of the model.

