@@ -49,7 +49,7 @@ Ids = list[int]
 
 @dataclass(frozen=True)
 class Way:
-    """What is fitted to, and how.
+    """The inputs of one compression, and the options of its fit.
 
     Args:
         texts: sentences of the given kind.

@@ -33,7 +33,7 @@ def test_another_language_breaks_words():
 
 
 def test_pieces_are_counted_in_whole_texts_alone(tmp_path):
-    """Of a text that is cut off, all words but not all tokens would be counted."""
+    """If a text were cut off, all of its words but not all of its tokens would be counted."""
     (tmp_path / "texts.txt").write_text("the dog\n" * 20 + f"{'the dog ' * 100}\n" * 20)
     found = load_calibration(tmp_path / "texts.txt", make_english(cls_token="[CLS]", pad_token="[PAD]"), max_length=16)
     assert found.pieces == 1.0

@@ -103,21 +103,40 @@ def refine_(
         steps, rows: number of steps, and of rows per step.
         rate: length of a step, relative to the root mean square of each parameter.
     """
-    adam, schedule = relative_adam(parameters, rate=rate, steps=steps)
     generator = torch.Generator().manual_seed(seed)
     weight, scale = weight / weight.mean(), scale / scale.square().mean().sqrt().clamp_min(1e-30)
-    wanted = [p.requires_grad for p in parameters]
     order = torch.empty(0, dtype=torch.int64)
-    for p in parameters:
-        p.requires_grad_(True)
+
+    def loss() -> Tensor:
+        nonlocal order
+        if len(order) < min(rows, len(x)):
+            order = torch.randperm(len(x), generator=generator)
+        part, order = order[:rows].to(x.device), order[rows:]
+        error = (forward(x[part]) - y[part]) * scale
+        return (error.square().sum(1) * weight[part]).mean()
+
+    descend(parameters, loss, rate=rate, steps=steps)
+
+
+def descend(
+    parameters: Sequence[Tensor], loss: Callable[[], Tensor], *, rate: float, steps: int, warm_up: int = 20
+) -> None:
+    """Train parameters in place by `relative_adam` on a loss, computed anew for each step; requires_grad comes back.
+
+    Example:
+        >>> p = torch.full((3,), 2.0)
+        >>> descend([p], lambda: (p - 1).square().sum(), rate=0.05, steps=100)
+        >>> bool((p - 1).abs().max() < 0.1), p.requires_grad
+        (True, False)
+    """
+    adam, schedule = relative_adam(parameters, rate=rate, steps=steps, warm_up=warm_up)
+    wanted = [p.requires_grad for p in parameters]
     try:
+        for p in parameters:
+            p.requires_grad_(True)
         for _ in range(steps):
-            if len(order) < min(rows, len(x)):
-                order = torch.randperm(len(x), generator=generator)
-            part, order = order[:rows].to(x.device), order[rows:]
             with torch.enable_grad():
-                error = (forward(x[part]) - y[part]) * scale
-                (error.square().sum(1) * weight[part]).mean().backward()
+                loss().backward()
             adam.step()
             schedule.step()
             adam.zero_grad()

@@ -167,7 +167,7 @@ def test_rank_agreement_by_hand():
 
 
 def test_the_nearest_neighbour_by_hand():
-    """Of 0, 10, 30, 70 degrees the nearest are 1, 0, 1, 2. With 40 in place of 10 they are 2, 2, 1, 1."""
+    """Vectors at 0, 10, 30, 70 degrees have the neighbours 1, 0, 1, 2, and with 40 in place of 10, 2, 2, 1, 1."""
     before, after = (one(VECTORS, [circle(d[:1]), circle(d[1:])]) for d in ([0, 10, 30, 70], [0, 40, 30, 70]))
     found = agreement(before, after)
     assert found["same nearest"] == 0.25 and agreement(before, before)["same nearest"] == 1.0

@@ -350,7 +350,7 @@ def _joined(found: dict[str, _Compared], where: list[Tensor]) -> Agreement:
 
 
 def _condensed(a: Tensor, b: Tensor, logits: bool) -> tuple[Tensor, ...]:
-    """What is kept of two outputs (n, k): logits of many classes would take too much memory."""
+    """Keep a summary of two outputs (n, k), as logits of many classes would take too much memory."""
     if not logits:
         return a, b
     if a.shape[1] == 1:

@@ -30,7 +30,7 @@ from snnk.hf.compression.targets import Tokens
 from snnk.hf.low_rank import LowRank, replace_attention_
 from snnk.hf.models import Batch
 from snnk.hf.record import Call, context, flat, recording
-from snnk.ridge.atoms import relative_adam
+from snnk.ridge.atoms import descend
 from snnk.ridge.sums import RidgeStats
 
 RATE = 0.05  # length of a step, relative to the root mean square of each parameter
@@ -186,28 +186,19 @@ def _refine(new: LowRank, calls: Calls, steps: int, seed: int) -> None:
     scale = scale / scale.square().mean().sqrt().clamp_min(1e-30)
     slices = calls.slices()
     generator, order = torch.Generator().manual_seed(seed), list[int]()
-    wanted = [p.requires_grad for p in parameters]
+    masked = new.attention.row.masked
+
+    def loss() -> Tensor:
+        nonlocal order
+        order = order or torch.randperm(len(calls.calls), generator=generator).tolist()
+        i = order.pop()
+        mixed = flat(context(new.attention, _widened(calls.calls[i])), calls.batches[i], masked)
+        error = (new.out(mixed) - calls.tokens.y[slices[i]]) * scale
+        return (error.square().sum(1) * weight[slices[i]]).mean()
+
     # the whole module, as it may compute a bias of positions (T5); steps are too small for bfloat16
     with in_float32(nn.ModuleList([new.attention.slot("module"), *new.modules])):
-        adam, schedule = relative_adam(parameters, rate=RATE, steps=steps, warm_up=10)
-        try:
-            for p in parameters:
-                p.requires_grad_(True)
-            for _ in range(steps):
-                order = order or torch.randperm(len(calls.calls), generator=generator).tolist()
-                i = order.pop()
-                part, call, masked = slices[i], _widened(calls.calls[i]), new.attention.row.masked
-                with torch.enable_grad():
-                    mixed = flat(context(new.attention, call), calls.batches[i], masked)
-                    error = (new.out(mixed) - calls.tokens.y[part]) * scale
-                    (error.square().sum(1) * weight[part]).mean().backward()
-                adam.step()
-                schedule.step()
-                adam.zero_grad()
-        finally:
-            for p, want in zip(parameters, wanted, strict=True):
-                p.requires_grad_(want)
-                p.grad = None
+        descend(parameters, loss, rate=RATE, steps=steps, warm_up=10)
 
 
 def _widened(call: Call) -> Call:

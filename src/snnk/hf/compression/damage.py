@@ -89,13 +89,13 @@ def measure(blocks: list[ModelBlock], model: PreTrainedModel, batches: Iterable[
         if not seen:
             raise ValueError("there are no batches to calibrate with; give at least one")
         enough(found[blocks[0].name].tokens, max(_unknowns(block) for block in blocks))
-        free = [block for block in blocks if isinstance(block, Attention) and not block.names.fixed]
-        maps = {block.name: found[block.name].heads.maps(found[block.name].scale) for block in free}
-        errors = _try_ranks(free, maps, model, tried)
+        heads = [block for block in blocks if isinstance(block, Attention)]
+        maps = {block.name: found[block.name].heads.maps(found[block.name].scale) for block in heads}
+        errors = _try_ranks([block for block in heads if not block.names.fixed], maps, model, tried)
     return [
         _of_ffn(block, found[block.name])
         if isinstance(block, FFN)
-        else _of_attention(block, found[block.name], errors.get(block.name, {}))
+        else _of_attention(block, found[block.name], maps[block.name], errors.get(block.name, {}))
         for block in blocks
         if isinstance(block, FFN | Attention)
     ]
@@ -153,8 +153,8 @@ def _of_ffn(ffn: FFN, sums: BlockSums) -> list[Option]:
     return [(option(ffn, kind, m, max(e, 0.0) / total), max(e, 0.0) / sums.power) for kind, m, e in choices]
 
 
-def _of_attention(attention: Attention, sums: BlockSums, tried: dict[int, float]) -> list[Option]:
-    size, maps = attention.head_size, sums.heads.maps(sums.scale)
+def _of_attention(attention: Attention, sums: BlockSums, maps: HeadMaps, tried: dict[int, float]) -> list[Option]:
+    size = attention.head_size
     power = sums.power / max(sums.tokens, 1)
     weight = float(sums.heads.value[0, -1, -1]) / max(sums.tokens, 1)
     lost = [float(maps.lost[:, rank].sum()) * weight if rank < size else 0.0 for rank in range(size + 1)]

@@ -395,7 +395,7 @@ def _described(inputs: Gathered) -> dict[str, Any]:
 
 
 def _before(inputs: Gathered, plan: Plan) -> Iterator[str | None]:
-    """What is doubtful about the inputs before anything is fitted to them."""
+    """Yield warnings about the inputs that can be given before anything is fitted to them, or None."""
     given, general = inputs.given, inputs.general
     yield doubts.broken(given.pieces, None if general is None else general.pieces)
     if given.kind != "images":

@@ -19,7 +19,7 @@ from snnk._text import html as escape
 from snnk._text import markdown, printable
 from snnk.hf.compression import figures
 from snnk.hf.compression.distill import Recovery
-from snnk.hf.compression.plans import KEPT
+from snnk.hf.compression.plans import KEPT, describe
 from snnk.hf.cost import counting_mode, in_turns
 from snnk.hf.models import Batch, place
 
@@ -449,9 +449,7 @@ def _what(block: Mapping[str, Any]) -> str:
         return "as it was (refused)"
     if block["kind"] == KEPT:
         return "as it was"
-    if block.get("ranks") is not None:  # of attention
-        return f"ranks {block['ranks'][0]} and {block['ranks'][1]}"
-    return str(block["kind"]) if block["num_features"] is None else f"{block['num_features']} {block['kind']}"
+    return describe(block["kind"], block["num_features"], block.get("ranks"))
 
 
 def _error(block: Mapping[str, Any]) -> str:
