@@ -68,8 +68,6 @@ def read_checkpoint(path: Path, key: str, checks: Mapping[str, Check]) -> tuple[
                 raise ValueError(f"its {name} is {str(value)[:100]}")
         if facts.get("tensors", len(tensors)) != len(tensors):  # names are no check: an optimizer may lack some
             raise ValueError(f"it has {len(tensors)} tensors instead of {facts['tensors']}")
-        if chosen.get("best", 0) >= max(len(chosen.get("history", [0])), 1):
-            raise ValueError(f"its best epoch is {chosen['best']}")
         for name, tensor in tensors.items():
             _checks.finite(tensor, name)
     except Exception as error:  # safetensors has an exception of its own

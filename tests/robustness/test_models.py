@@ -14,11 +14,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from snnk import URF
-from snnk._checkpoint import is_number, read_checkpoint, write_checkpoint
+from snnk._checkpoint import write_checkpoint
 from snnk.experiments.lab.page import write_page
 from snnk.experiments.lab.records import Results
 from snnk.finetune import finetune, load
-from snnk.finetune.trainer import SAVED
+from snnk.finetune.trainer import read_run
 from snnk.hf import Plan, plan
 from snnk.hf.auditing import audit
 from snnk.hf.compression import pipeline
@@ -86,7 +86,7 @@ LOADERS = {
     "audit": audit,
     "bundle": lambda folder: Bundled.load(folder / "bundle.safetensors"),
     "plan": read_plan,
-    "checkpoint": lambda folder: read_checkpoint(folder / "x.checkpoint", "k", {"loss_sum": is_number, **SAVED}),
+    "checkpoint": lambda folder: read_run(folder / "x.checkpoint", "k"),
     "results": read_results,
 }
 

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from snnk._checkpoint import (
     Check,
+    CheckpointError,
     Parts,
     are_rows,
     check_shapes,
@@ -48,6 +49,14 @@ SAVED: dict[str, Check] = {  # fields of Trained in a checkpoint
     "step_seconds": is_number,
     "stopped_early": lambda value: isinstance(value, bool),
 }
+
+
+def read_run(path: Path, key: str) -> tuple[Parts, dict[str, Any]]:
+    """The tensors and facts of a training's checkpoint."""
+    parts, facts = read_checkpoint(path, key, {"loss_sum": is_number, **SAVED})
+    if facts["best"] >= max(len(facts["history"]), 1):
+        raise CheckpointError(f"{path} is no checkpoint: its best epoch is {facts['best']}; delete it to start again")
+    return parts, facts
 
 
 class Diverged(ValueError):
@@ -276,7 +285,7 @@ class _Run:
         """Continue from the checkpoint; one that does not fit changes nothing."""
         if self.checkpoint is None or not self.checkpoint.exists():
             return
-        parts, facts = read_checkpoint(self.checkpoint, self.key, {"loss_sum": is_number, **SAVED})
+        parts, facts = read_run(self.checkpoint, self.key)
         check_shapes(self.checkpoint, parts, self.kept, self.trained)
         self.put(parts.pop("now"))
         best = parts.pop("best")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numbers
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
@@ -376,7 +377,7 @@ class Chain(nn.Sequential):
 
 
 @dataclass(eq=False)
-class ModelBlock:
+class ModelBlock(ABC):
     """A part of one layer that adds to the residual stream. Its properties follow the modules that stand there now."""
 
     layer: str  # name of the layer, relative to the base model
@@ -387,19 +388,19 @@ class ModelBlock:
     configs: tuple[PretrainedConfig, ...] = field(repr=False)  # those of base model and head, mostly one object
 
     @property
+    @abstractmethod
     def names(self) -> Architecture | AttentionNames:
         """The names of the block's modules in the layer."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """The name by which plans, reports and files call the block, relative to the base model."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def layers(self) -> tuple[Any, ...]:
         """The linear layers, or what replaced them, from the first to the last; None for one that is not there."""
-        raise NotImplementedError
 
     @property
     def out_features(self) -> int:
