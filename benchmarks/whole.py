@@ -33,7 +33,7 @@ from snnk.experiments.compression import Batch, Task, quality, states_of, vector
 from snnk.experiments.lab.records import Results
 from snnk.experiments.lab.tiny import glue_columns
 from snnk.hf import compress
-from snnk.hf.architectures import find_attentions, find_blocks, find_ffns
+from snnk.hf.finding import find_attentions, find_blocks, find_ffns
 from snnk.hf.low_rank import replace_attention_
 from snnk.hf.record import observe
 from snnk.hf.replace import replace_

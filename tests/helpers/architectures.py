@@ -4,8 +4,11 @@ import torch
 import transformers as hf
 
 from snnk.hf import find_ffns
-from snnk.hf.architectures import ARCHITECTURES, find_attentions, weight_of
+from snnk.hf.architectures import ARCHITECTURES
+from snnk.hf.finding import find_attentions
 from snnk.hf.low_rank import replace_attention_
+from snnk.hf.model_blocks import weight_of
+from snnk.hf.record import observe
 from snnk.hf.replace import replace_
 
 D, WIDTH = 16, 32
@@ -278,3 +281,11 @@ def low_rank(model, parts):
         new = replace_attention_(attention, ranks)
         handles.append(new.fill_heads_(weights, biases).fill_out_(columns, bias))
     return handles
+
+
+def observed(model, row):
+    """What `observe` sees of each feed-forward block while the model runs on `inputs(row)`."""
+    seen = []
+    with torch.no_grad(), observe(find_ffns(model), lambda ffn, s: seen.append(s)):
+        model(**inputs(row))
+    return seen

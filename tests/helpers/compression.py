@@ -5,9 +5,10 @@ from html.parser import HTMLParser
 import torch
 from torch import nn
 
-from snnk.hf.architectures import FFN, find_blocks
 from snnk.hf.compression.plans import option, width_of
 from snnk.hf.compression.times import Time, TimedBlocks, Timings
+from snnk.hf.finding import find_blocks
+from snnk.hf.model_blocks import FFN
 
 from helpers.architectures import IMAGES
 

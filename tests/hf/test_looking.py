@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from snnk.hf import audit, compress_, find_ffns, plan
-from snnk.hf.architectures import ARCHITECTURES, Architecture, find_attentions
+from snnk.hf.architectures import ARCHITECTURES, Architecture
+from snnk.hf.finding import find_attentions
 from snnk.hf.looking import SEEN, row_by_looking
 from snnk.hf.record import observe
 

@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 
 import snnk.hf
-from snnk.hf.architectures import find_attentions
+from snnk.hf.finding import find_attentions
 from snnk.hf.low_rank import cost_after, replace_attention_
 
 from helpers.architectures import ATTENTION, CAUSAL, IMAGES, D, heads, inputs, low_rank, make, output, shorten_

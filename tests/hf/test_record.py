@@ -7,7 +7,7 @@ import torch
 from transformers.models.bert.modeling_bert import BertLayer
 
 from snnk.hf import find_ffns
-from snnk.hf.architectures import find_attentions
+from snnk.hf.finding import find_attentions
 from snnk.hf.record import ActivationCache, context, flat, hold_out, observe, recording, rows_at
 
 from helpers.architectures import ATTENTION, ROWS, inputs, make, replaced

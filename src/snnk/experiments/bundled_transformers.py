@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel
 
-    from snnk.hf.architectures import FFN
+    from snnk.hf.model_blocks import FFN
 
 FIGURE = "bundling table"
 NEEDS = "transformers"

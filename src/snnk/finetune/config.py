@@ -91,7 +91,7 @@ class FinetuneConfig:
         if self.layers is not None:
             if self.method != "uptrain":
                 raise ValueError(f"only method 'uptrain' takes layers; got {self.layers!r} for {self.method!r}")
-            from snnk.hf.architectures import parse_layers  # late: it loads torch and transformers
+            from snnk.hf.finding import parse_layers  # late: it loads torch and transformers
 
             parse_layers(self.layers)
         if method.own_pooler and self.pooling != "model":

@@ -3,7 +3,6 @@
 `import snnk.hf` once, and AutoModel.from_pretrained(folder) loads a compressed model like any other.
 """
 
-from snnk.hf.architectures import find_ffns
 from snnk.hf.auditing import audit
 from snnk.hf.calibration import load_calibration
 from snnk.hf.classify.heads import fit_classifier_
@@ -13,6 +12,7 @@ from snnk.hf.compression.paper import bundle_, replace_ffn_
 from snnk.hf.compression.pipeline import compress
 from snnk.hf.compression.planning import plan
 from snnk.hf.compression.plans import Plan
+from snnk.hf.finding import find_ffns
 from snnk.hf.quantizer import register
 
 register()

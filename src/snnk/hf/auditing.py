@@ -22,7 +22,6 @@ from transformers import PreTrainedModel
 
 from snnk import _checks, _io
 from snnk._text import printable
-from snnk.hf.architectures import FFN, find_ffns
 from snnk.hf.cost import (
     by_storage,
     count_forward,
@@ -32,7 +31,9 @@ from snnk.hf.cost import (
     stored,
     tied_names,
 )
+from snnk.hf.finding import find_ffns
 from snnk.hf.folders import check_folder, find_folder, find_transformer
+from snnk.hf.model_blocks import FFN
 from snnk.hf.models import class_of, example_inputs, load_model, read_config, refuse_sizes
 from snnk.hf.quantizer import SNNKQuantizer
 from snnk.hf.replace import METHOD, SNNKQuantizationConfig

@@ -25,8 +25,10 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.pytorch_utils import Conv1D
 
-from snnk.hf.architectures import Architecture, Attention, AttentionNames, find_attentions, find_ffns, kind_of
+from snnk.hf.architectures import Architecture, AttentionNames, kind_of
+from snnk.hf.finding import find_attentions, find_ffns
 from snnk.hf.low_rank import PARTS, replace_attention_
+from snnk.hf.model_blocks import Attention
 from snnk.hf.models import Batch, evaluating, example_inputs, place
 from snnk.hf.record import ActivationCache, Observation, observe, recording
 from snnk.hf.replace import NAME, check_row, replace_

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snnk import _checks
-from snnk.hf.architectures import FFN, Attention, Cost, ModelBlock
+from snnk.hf.model_blocks import FFN, Attention, Cost, ModelBlock
 from snnk.hf.replace import LOW_RANK, Entry, FactoryKwargs, Replacement, note_, place_of, rebuild_, set_slot
 
 PARTS = ("query", "key", "value")
@@ -178,7 +178,7 @@ def replace_attention_(attention: Attention, ranks: Sequence[int]) -> LowRank:
 
     Example:
         >>> from transformers import BertConfig, BertModel
-        >>> from snnk.hf.architectures import find_attentions
+        >>> from snnk.hf.finding import find_attentions
         >>> model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9))
         >>> replace_attention_(find_attentions(model)[0], (2, 3)).out.weight.shape
         torch.Size([8, 6])

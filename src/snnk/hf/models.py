@@ -21,8 +21,8 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
-from snnk.hf.architectures import ModelBlock
 from snnk.hf.folders import check_folder, some
+from snnk.hf.model_blocks import ModelBlock
 
 Batch = Mapping[str, Tensor]  # keyword arguments of a model: input_ids, attention_mask, pixel_values, labels, ...
 # models of these types count positions from the padding token's number on

@@ -23,8 +23,8 @@ from transformers.quantizers.auto import (
 from transformers.quantizers.base import HfQuantizer
 
 from snnk import _io
-from snnk.hf.architectures import find_blocks, rows_of
 from snnk.hf.classify.sites import Pooler, rebuild_pooler_
+from snnk.hf.finding import find_blocks, rows_of
 from snnk.hf.folders import check_folder, some
 from snnk.hf.looking import use_row
 from snnk.hf.low_rank import rebuild_block_

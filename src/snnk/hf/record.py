@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from snnk.hf.architectures import Attention, ModelBlock, find_ffns
+from snnk.hf.finding import find_ffns
+from snnk.hf.model_blocks import Attention, ModelBlock
 from snnk.hf.models import Batch, place
 
 HELD_OUT = 10  # one batch in so many is held out

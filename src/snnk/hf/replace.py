@@ -27,7 +27,8 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from snnk import _checks
-from snnk.hf.architectures import FFN, Architecture, AttentionNames, Chain, Cost, cost_of, weight_of
+from snnk.hf.architectures import Architecture, AttentionNames
+from snnk.hf.model_blocks import FFN, Chain, Cost, cost_of, weight_of
 from snnk.maps import FEATURE_MAPS, FeatureMap, feature_map_from_config, make_feature_map
 from snnk.maps.base import CLASSES
 

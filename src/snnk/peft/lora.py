@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from snnk import _checks, _io
-from snnk.hf.architectures import weight_of
+from snnk.hf.model_blocks import weight_of
 from snnk.hf.models import Batch, check_batches, evaluating, place
 from snnk.hf.record import hold_out, recording, rows_at, unchunked
 from snnk.peft.layer import AdaptedLinear

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from snnk.hf.architectures import ARCHITECTURES, Architecture, kind_of, rows_of
+from snnk.hf.architectures import ARCHITECTURES, Architecture, kind_of
+from snnk.hf.finding import rows_of
 from snnk.nn.adapter import SNNKAdapter
 from snnk.peft.config import ANEW, check_sums, checksum, compare_sums
 from snnk.peft.layer import NOT_MERGEABLE, AdaptedLinear, sizes

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from snnk.hf import compress_, plan
-from snnk.hf.architectures import find_attentions
 from snnk.hf.compression.attention import HeadSums, shortened
 from snnk.hf.compression.damage import measure, ranks_of
 from snnk.hf.compression.plans import Plan, option
+from snnk.hf.finding import find_attentions
 from snnk.hf.record import context, observe
 
 from helpers.architectures import ATTENTION, D, inputs, make, output, shorten_

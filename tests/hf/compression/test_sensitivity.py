@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from snnk.hf.architectures import find_ffns
 from snnk.hf.compression import causal
 from snnk.hf.compression.sensitivity import sensitivities
+from snnk.hf.finding import find_ffns
 from snnk.hf.record import recording
 
 from helpers.heads import make

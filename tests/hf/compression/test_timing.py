@@ -12,10 +12,10 @@ import torch
 import transformers
 
 from snnk.hf import plan
-from snnk.hf.architectures import find_blocks
 from snnk.hf.compression import timing
 from snnk.hf.compression.times import Time, TimedBlocks, Timings
 from snnk.hf.compression.timing import compare, measure_plan, measure_times, run_onnxruntime, run_torch
+from snnk.hf.finding import find_blocks
 from snnk.hf.models import example_inputs
 
 from helpers.architectures import make, towers

@@ -19,7 +19,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from snnk import _checks
-from snnk.hf.architectures import FFN, Attention, ModelBlock, find_blocks
 from snnk.hf.compression.agreement import agreement, outputs_of
 from snnk.hf.compression.attention import Calls, fit_attention
 from snnk.hf.compression.causal import is_causal
@@ -30,7 +29,9 @@ from snnk.hf.compression.ffn import fit_ffn
 from snnk.hf.compression.plans import KEPT, BlockPlan, Plan, at_least_zero, describe
 from snnk.hf.compression.targets import Tokens, make_tokens
 from snnk.hf.cost import stored
+from snnk.hf.finding import find_blocks
 from snnk.hf.low_rank import LowRank
+from snnk.hf.model_blocks import FFN, Attention, ModelBlock
 from snnk.hf.models import Batch, check_batches, evaluating, without_gguf_
 from snnk.hf.record import ActivationCache, Reached, hold_out
 from snnk.hf.replace import Replacement

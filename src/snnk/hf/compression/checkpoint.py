@@ -28,10 +28,10 @@ from transformers import PreTrainedModel
 from snnk import _io
 from snnk._checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from snnk._environment import environment
-from snnk.hf.architectures import ModelBlock
 from snnk.hf.compression.plans import Plan
 from snnk.hf.cost import stored
 from snnk.hf.low_rank import LowRank, rebuild_block_
+from snnk.hf.model_blocks import ModelBlock
 from snnk.hf.models import Batch
 from snnk.hf.replace import Replacement
 

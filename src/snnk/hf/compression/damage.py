@@ -14,11 +14,11 @@ from collections.abc import Iterable
 import torch
 from transformers import PreTrainedModel
 
-from snnk.hf.architectures import FFN, Attention, ModelBlock
 from snnk.hf.compression.attention import HeadMaps, HeadSums, shortened
 from snnk.hf.compression.ffn import PENALTY
 from snnk.hf.compression.plans import KEPT, BlockPlan, option
 from snnk.hf.compression.targets import gain, importance
+from snnk.hf.model_blocks import FFN, Attention, ModelBlock
 from snnk.hf.models import Batch, check_batches, evaluating
 from snnk.hf.record import Call, Observation, context, flat, observe, run_to
 from snnk.hf.replace import LOW_RANK

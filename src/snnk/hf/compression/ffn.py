@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from snnk.hf.architectures import FFN
 from snnk.hf.compression.plans import BlockPlan
 from snnk.hf.compression.targets import Tokens, dtype_of
+from snnk.hf.model_blocks import FFN
 from snnk.hf.replace import Replacement, replace_
 from snnk.maps import RANDOM_MAPS, FeatureMap, ProjectedURF, make_feature_map
 from snnk.ridge.atoms import choose_atoms, refine_

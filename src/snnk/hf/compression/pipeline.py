@@ -21,7 +21,6 @@ from snnk import _checks, _io
 from snnk._checkpoint import checkpoint_of
 from snnk._environment import environment
 from snnk.hf import doubts
-from snnk.hf.architectures import find_blocks, parse_layers
 from snnk.hf.calibration import HELD_OUT, MAX_TOKENS, load_calibration
 from snnk.hf.compression import report as pages
 from snnk.hf.compression.agreement import MEAN, POOLINGS, measure, probe
@@ -36,6 +35,7 @@ from snnk.hf.compression.plans import Plan
 from snnk.hf.compression.times import Timings, check_tokens
 from snnk.hf.compression.timing import RUNTIMES, TOKENS, compare
 from snnk.hf.cost import stored
+from snnk.hf.finding import find_blocks, parse_layers
 from snnk.hf.folders import copy_others, find_folder, find_transformer, pooling_of, some
 from snnk.hf.models import load_model, load_processor, quiet, token_limit
 from snnk.hf.widening import Gathered, gather

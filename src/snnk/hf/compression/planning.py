@@ -18,7 +18,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from snnk import _checks
-from snnk.hf.architectures import FFN, Attention, ModelBlock, choose_layers, find_blocks, find_ffns
 from snnk.hf.compression.causal import is_causal
 from snnk.hf.compression.damage import Option, measure
 from snnk.hf.compression.plans import FEATURES, KEPT, BlockPlan, Plan, is_number, option
@@ -26,6 +25,8 @@ from snnk.hf.compression.sensitivity import sensitivities
 from snnk.hf.compression.times import Timings
 from snnk.hf.compression.timing import TOKENS, measure_times
 from snnk.hf.cost import stored
+from snnk.hf.finding import choose_layers, find_blocks, find_ffns
+from snnk.hf.model_blocks import FFN, Attention, ModelBlock
 from snnk.hf.models import Batch, check_batches, in_memory
 from snnk.hf.replace import LOW_RANK
 

@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 
 from snnk import _checks, _io
 from snnk.hf import low_rank
-from snnk.hf.architectures import FFN, Attention, ModelBlock, find_blocks
 from snnk.hf.compression import times
+from snnk.hf.finding import find_blocks
+from snnk.hf.model_blocks import FFN, Attention, ModelBlock
 from snnk.hf.models import in_memory
 from snnk.hf.replace import LOW_RANK, cost_after
 from snnk.maps import RANDOM_MAPS, make_feature_map

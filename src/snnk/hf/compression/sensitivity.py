@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from snnk.hf.architectures import ModelBlock
 from snnk.hf.compression.causal import following, pieces
+from snnk.hf.model_blocks import ModelBlock
 from snnk.hf.models import Batch, evaluating
 from snnk.hf.record import flat, recording
 
@@ -38,7 +38,7 @@ def sensitivities(
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
-        >>> from snnk.hf.architectures import find_ffns
+        >>> from snnk.hf.finding import find_ffns
         >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2)
         >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes))
         >>> found = sensitivities(model, find_ffns(model), [{"input_ids": torch.ones(4, 5, dtype=torch.long)}])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from snnk.hf.architectures import FFN, ModelBlock
+from snnk.hf.model_blocks import FFN, ModelBlock
 from snnk.ridge.sums import RidgeStats
 
 ROWS = 2048  # tokens whose features are in memory at once

@@ -28,11 +28,12 @@ from transformers import PreTrainedModel
 
 from snnk import _checks
 from snnk._environment import environment
-from snnk.hf.architectures import FFN, Attention, ModelBlock, find_blocks
 from snnk.hf.compression.plans import BlockPlan, option, width_of
 from snnk.hf.compression.times import KEPT, Time, TimedBlocks, Timings, check_tokens
 from snnk.hf.cost import counting_mode, in_turns
+from snnk.hf.finding import find_blocks
 from snnk.hf.low_rank import LowRank, replace_attention_
+from snnk.hf.model_blocks import FFN, Attention, ModelBlock
 from snnk.hf.models import Batch, example_inputs, place, without_gguf_
 from snnk.hf.replace import LOW_RANK, Replacement, replace_
 from snnk.maps import RANDOM_MAPS, make_feature_map
