@@ -173,7 +173,7 @@ def test_a_tenth_of_a_short_file_is_held_out_if_asked_for(tmp_path):
     short = write(tmp_path, "txt", make_texts(11))
     assert load_calibration(short, make_tokenizer(), held_out=500).items == 10
     shortest = load_calibration(write(tmp_path, "txt", make_texts(10)), make_tokenizer(), held_out=500)
-    assert shortest.items == 10 and shortest.held_out is None
+    assert (shortest.items, shortest.held_out.items) == (9, 1)
     with pytest.raises(ValueError, match="held_out must be an integer of at least 0; got -1"):
         load_calibration(path, make_tokenizer(), held_out=-1)
 
@@ -184,7 +184,30 @@ def test_no_held_out_text_is_a_copy(tmp_path):
     found = load_calibration(write(tmp_path, "txt", texts * 3), make_tokenizer(), max_tokens=1500, held_out=500)
     names = found.held_out.names
     assert len(names) > 20 and len(set(names)) == len(names) and not set(names) & set(decoded(found))
+    for count, wanted in ((200, 20), (10, 1), (2, 1)):  # all of them are fitted to if none is held out
+        few = load_calibration(write(tmp_path, "txt", texts[:count] * 8), make_tokenizer(), held_out=500, seed=1)
+        names = few.held_out.names
+        assert 0.8 * wanted <= len(names) <= wanted and not set(names) & set(decoded(few))
+        assert set(names) | set(decoded(few)) == set(texts[:count])
     assert load_calibration(write(tmp_path, "txt", ["w1 w2"] * 40), make_tokenizer(), held_out=9).held_out is None
+
+
+def test_texts_that_differ_behind_the_cut_are_copies(tmp_path):
+    """200 beginnings, each with two ends that the model does not read; also for the distillation."""
+    texts = [f"w{i} w{j} w2 w3 w4 w{k}" for i in range(40) for j in range(5) for k in (8, 9)]
+    path = write(tmp_path, "txt", texts)
+    found = load_calibration(path, make_tokenizer(), max_length=5, max_tokens=200, held_out=5, more_tokens=200)
+    parts = [in_order(part) for part in (found, found.held_out, found.more)]
+    assert all(parts) and len(set(parts[1])) == len(parts[1]) and len(set(parts[2])) == len(parts[2])
+    assert not set(parts[1]) & set(parts[0] + parts[2]) and not set(parts[0]) & set(parts[2])
+
+
+def test_texts_of_another_result_are_left_out(tmp_path):
+    texts = make_texts(80)
+    first = load_calibration(write(tmp_path, "txt", texts[:40]), make_tokenizer(), held_out=4, more_tokens=9)
+    path = write(tmp_path, "txt", texts)
+    other = load_calibration(path, make_tokenizer(), held_out=4, more_tokens=9, without=first.groups)
+    assert sorted(decoded(other) + list(other.held_out.names)) == sorted(texts[40:])
 
 
 def test_names_of_long_texts_are_cut(tmp_path):
@@ -272,11 +295,24 @@ def test_pairs_that_lack_a_text_are_left_out_and_equal_ones_are_not_held_out(tmp
     pairs = make_pairs(40)
     rows = [*pairs, *pairs, (" ", "w1"), ("w1", "")]
     found = load_calibration(write_pairs(tmp_path, "csv", rows), make_paired(), column="one,two", held_out=8)
-    assert found.items == 72 and not set(split(found)) - set(pairs)
-    assert found.held_out is None or not set(split(found)) & set(split(found.held_out))
+    assert not set(split(found)) - set(pairs) and not set(split(found)) & set(split(found.held_out))
     swapped = [pair for i, (a, b) in enumerate(pairs) for pair in ((a, b), (b, a)) if i < 20]
     other = load_calibration(write_pairs(tmp_path, "csv", swapped), make_paired(), column="one,two", held_out=8)
     assert other.held_out.items == 4 and sorted(split(other) + split(other.held_out)) == sorted(swapped)
+
+
+@pytest.mark.parametrize("count", [40, 4])
+def test_the_first_texts_of_held_out_pairs_are_in_no_other_part(tmp_path, count):
+    """Queries with 15 answers each, of which the fit has room for a third."""
+    queries, answers = make_texts(count), make_texts(count * 15, seed=1)
+    rows = [(queries[i % count], answer) for i, answer in enumerate(answers)]
+    path = write_pairs(tmp_path, "csv", rows)
+    options = {"max_tokens": count * 100, "held_out": 20, "more_tokens": 10_000, "batch_size": 8}
+    found = load_calibration(path, make_paired(), column="one,two", **options)
+    fitted, held, more = (split(part) for part in (found, found.held_out, found.more))
+    assert min(map(len, (fitted, held, more))) >= 8
+    assert not {one for one, _ in held} & {one for one, _ in fitted + more}
+    assert not set(fitted) & set(more)
 
 
 @pytest.mark.parametrize(

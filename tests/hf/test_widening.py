@@ -4,6 +4,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from snnk.hf.calibration import load_calibration
+from snnk.hf.general import general_texts
 from snnk.hf.record import hold_out
 from snnk.hf.widening import SHARE, gather, substitute, vocabulary, widen
 
@@ -108,8 +109,26 @@ def test_what_agreement_is_measured_on_is_neither_fitted_to_nor_changed(tmp_path
     assert [held.items for held in narrow.held_out] == [50, 500]  # general text is measured on all the same
 
 
+def test_no_changed_text_becomes_a_held_out_one(tmp_path):
+    """Texts of one word, for which other words of the vocabulary are drawn."""
+    (tmp_path / "words.txt").write_text("\n".join(f"w{i % 40}" for i in range(400)))
+    given = load_calibration(tmp_path / "words.txt", make_tokenizer(), held_out=500)
+    for seed in range(5):
+        inputs = gather(given, make_tokenizer(), max_length=64, wide=True, seed=seed)
+        fitted = {tuple(row) for row in rows(inputs.batches)}
+        assert rows(inputs.held_out[0]) and not fitted & {tuple(row) for row in rows(inputs.held_out[0])}
+
+
+def test_general_text_that_was_given_is_not_drawn_again(tmp_path):
+    (tmp_path / "texts.txt").write_text("\n".join(general_texts(2000)))
+    given = load_calibration(tmp_path / "texts.txt", make_english(), max_tokens=9000, held_out=50)
+    general = gather(given, make_english(), max_length=64, wide=True).general
+    parts = [{tuple(row) for row in rows(part)} for part in (given, given.held_out, general, general.held_out)]
+    assert not (parts[0] | parts[1]) & (parts[2] | parts[3])
+
+
 def test_equal_texts_that_are_held_out_are_not_fitted_to(tmp_path):
-    """With too few different texts there is no `held_out`: a tenth of the batches is taken out of the fit."""
+    """If all texts are the same there is no `held_out`: a tenth of the batches is taken out of the fit."""
     (tmp_path / "same.txt").write_text("w1 w2 w3\n" * 40)
     given = load_calibration(tmp_path / "same.txt", make_tokenizer(), held_out=500)
     assert given.held_out is None

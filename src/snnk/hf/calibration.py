@@ -35,13 +35,12 @@ from snnk.hf.data import (
     read_lines,
     read_rows,
     text_column,
-    tokenize,
 )
 from snnk.hf.doubts import pieces
 from snnk.hf.general import SOURCE as GENERAL
 from snnk.hf.general import general_texts
+from snnk.hf.splitting import FEWEST, Input, Texts, Tokens, read_inputs, split, take
 
-FEWEST = 10  # inputs, as one in ten is held out
 HELD_OUT = 500  # inputs that are held out beside these, if there are enough
 LONGEST = 200  # characters of a held-out text or pair that are kept, to show them in a report
 BETWEEN = " / "  # the two texts of a pair, where they are shown
@@ -51,7 +50,6 @@ MAX_TOKENS = 50_000
 MOST_UNKNOWN = 0.5  # largest part of unknown tokens
 PATCH = 256  # pixels that are counted as one token of an image
 T = TypeVar("T")
-Texts = tuple[str, ...]  # of one input: one text, or the two of a pair
 
 
 class UnknownWords(ValueError):
@@ -73,6 +71,7 @@ class Calibration(list[dict[str, Tensor]]):
         held_out: further inputs of the same source, all different and none of them among these, for measurements.
         more: batches of further texts, which are neither among these nor held out.
         pieces: tokens per word of the texts, None if there is no such figure.
+        groups: of the texts or pairs of all three kinds, see splitting.py.
     """
 
     def __init__(
@@ -87,10 +86,12 @@ class Calibration(list[dict[str, Tensor]]):
         held_out: Calibration | None = None,
         more: Iterable[dict[str, Tensor]] = (),
         pieces: float | None = None,
+        groups: frozenset[Tokens] = frozenset(),
     ) -> None:
         super().__init__(batches)
         self.source, self.kind, self.items, self.column = source, kind, items, column
         self.names, self.held_out, self.more, self.pieces = names, held_out, list(more), pieces
+        self.groups = groups
 
     def __str__(self) -> str:
         column = "" if self.column is None else f", column {self.column!r}"
@@ -109,6 +110,7 @@ def load_calibration(
     max_tokens: int = MAX_TOKENS,
     held_out: int = 0,
     more_tokens: int = 0,
+    without: frozenset[Tokens] = frozenset(),
     seed: int = 0,
 ) -> Calibration:
     """Read a file of texts or a folder of images as batches of a model's inputs.
@@ -126,7 +128,10 @@ def load_calibration(
         max_tokens: tokens in all; a sample of about this size is drawn from a longer file.
         held_out: inputs for measurements at most, which the result has apart, as its `held_out`. They are taken from
             what is left of a longer file, or else are a tenth of all inputs, and have half of `max_tokens` at most.
+            None of them is read by the model as the same tokens as another input, and no pair has the first text of
+            another part. There are none if all texts, or the first texts of all pairs, are the same.
         more_tokens: tokens of further texts, if the file has them, in the result's `more`; images have none.
+        without: `groups` of another result, whose texts or pairs are left out.
         seed: of the sample and the order.
 
     Example:
@@ -183,42 +188,36 @@ def load_calibration(
         raise ValueError(f"{source} is empty: there is no {'pair of texts' if pairs else 'text'} in it")
     _enough(len(chosen), source, kind)
     length = min(max_length, tokenizer.model_max_length)
-    most = len(chosen) - _reserved(len(chosen), held_out)
-    rows = _rows(tokenizer, chosen[:most], length, max_tokens, batch_size)
-    used, whole = len(rows), [(row, parts) for row, parts in zip(rows, chosen, strict=False) if _length(row) < length]
-    rows = [row for row in rows if row["input_ids"]]
-    _enough(len(rows), source, f"{kind} with tokens")
-    _known(rows, source, tokenizer)
-    batches = [pad_texts(part, tokenizer) for part in _parts(sorted(rows, key=_length), batch_size)]
+    inputs = (one for one in read_inputs(tokenizer, chosen, length, batch_size) if one.group not in without)
+    fitted = take(islice(inputs, len(chosen) - _reserved(len(chosen), held_out)), max_tokens, batch_size)
+    _enough(len(fitted), source, f"{kind} with tokens")
+    _known([one.row for one in fitted], source, tokenizer)
+    limits = {"held_out": held_out, "max_tokens": max_tokens // 2, "more_tokens": more_tokens}
+    fitted, tested, further = split(fitted, inputs, **limits, batch_size=batch_size)
+    batches, more = (_batches(sorted(part, key=_length), tokenizer, batch_size) for part in (fitted, further))
     generator.shuffle(batches)
-    seen = set(chosen[:used])
-    others = [parts for parts in dict.fromkeys(chosen[used:]) if parts not in seen]
-    tokens = _rows(tokenizer, others[:held_out], length, max_tokens // 2, batch_size)
-    tested = [(row, parts) for row, parts in zip(tokens, others, strict=False) if row["input_ids"]]
-    tested.sort(key=lambda test: _length(test[0]))
+    generator.shuffle(more)
+    tested.sort(key=_length)
     held = Calibration(
-        [pad_texts([row for row, _ in part], tokenizer) for part in _parts(tested, batch_size)],
+        _batches(tested, tokenizer, batch_size),
         Path(source).name,
         kind,
         len(tested),
         header,
-        names=[_shown(parts) for _, parts in tested],
+        names=[_shown(one.texts) for one in tested],
     )
-    further = _rows(tokenizer, others[held_out:], length, more_tokens, batch_size) if more_tokens else []
-    further = sorted((row for row in further if row["input_ids"]), key=_length)
-    more = [pad_texts(part, tokenizer) for part in _parts(further, batch_size)]
-    generator.shuffle(more)
-    special = set(tokenizer.all_special_ids)
-    count = sum(token not in special for row, _ in whole for token in row["input_ids"])
+    whole, special = [one for one in fitted if _length(one) < length], set(tokenizer.all_special_ids)
+    count = sum(token not in special for one in whole for token in one.tokens)
     return Calibration(
         batches,
         Path(source).name,
         kind,
-        len(rows),
+        len(fitted),
         header,
         held_out=held if tested else None,
         more=more,
-        pieces=pieces((text for _, parts in whole for text in parts), count),
+        pieces=pieces((text for one in whole for text in one.texts), count),
+        groups=frozenset(one.group for one in (*fitted, *tested, *further)),
     )
 
 
@@ -233,22 +232,12 @@ def _reserved(count: int, held_out: int) -> int:
     return max(0, min(held_out, count // 10, count - FEWEST))
 
 
-def _rows(
-    tokenizer: PreTrainedTokenizerBase, texts: list[Texts], length: int, max_tokens: int, batch_size: int
-) -> list[TokenRow]:
-    """The first of the texts or pairs as tokens, until there are enough of them."""
-    rows: list[TokenRow] = []
-    tokens = 0
-    for start in range(0, len(texts), batch_size):
-        rows += tokenize(tokenizer, *map(list, zip(*texts[start : start + batch_size], strict=True)), max_length=length)
-        tokens += sum(map(_length, rows[start:]))
-        if tokens >= max_tokens and len(rows) >= FEWEST:
-            break
-    return rows
+def _batches(inputs: list[Input], tokenizer: PreTrainedTokenizerBase, batch_size: int) -> list[dict[str, Tensor]]:
+    return [pad_texts([one.row for one in part], tokenizer) for part in _parts(inputs, batch_size)]
 
 
-def _length(row: TokenRow) -> int:
-    return len(row["input_ids"])
+def _length(one: Input) -> int:
+    return len(one.tokens)
 
 
 def _sample(items: Iterable[T], most: int, generator: random.Random) -> list[T]:

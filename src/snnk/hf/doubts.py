@@ -37,6 +37,19 @@ def few(tokens: int, features: int, texts: int) -> str | None:
     )
 
 
+def alike(kind: str, held_out: bool) -> str | None:
+    """Nothing to measure on but what the model was fitted to.
+
+    Example:
+        >>> alike("texts", held_out=False)  # doctest: +ELLIPSIS
+        'the model reads all texts as the same tokens: agreement is measured on inputs that it was fitted to; ...'
+    """
+    if held_out or kind == "images":
+        return None
+    same = "the model reads all texts as the same tokens" if kind == "texts" else "all pairs have the same first text"
+    return f"{same}: agreement is measured on inputs that it was fitted to; give different {kind}"
+
+
 def pieces(texts: Iterable[str], tokens: int) -> float | None:
     """Tokens per word; None for scripts without spaces between words.
 

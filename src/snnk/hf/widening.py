@@ -3,7 +3,7 @@
 A fit is close where its inputs are, and arbitrary elsewhere. Texts of one kind have a small part of the words that the
 model knows, and the same turns of phrase over and over. Two things make up for it without any data: in a part of the
 batches, some tokens are replaced by words drawn from the tokenizer's vocabulary; and general text (general.py) is mixed
-in. Held-out texts for measurements are never changed.
+in. Held-out texts for measurements are never changed, and no changed text becomes one of them.
 
 A model of pairs looks for what two texts have in common. A word that both texts of a pair have is therefore replaced in
 both, by the same word. General text becomes pairs of neighbouring texts.
@@ -11,7 +11,7 @@ both, by the same word. General text becomes pairs of neighbouring texts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,12 @@ def substitute(
     return {**batch, "input_ids": torch.where(changed, drawn, ids)}
 
 
+def _tokens(batch: Batch) -> list[tuple[int, ...]]:
+    """The tokens of each input, without padding."""
+    rows = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
+    return [tuple(ids[mask].tolist()) for ids, mask in rows]
+
+
 def widen(
     batches: Sequence[Batch],
     general: Sequence[Batch],
@@ -102,16 +108,22 @@ def widen(
     *,
     pairs: bool = False,
     vocab_size: int | None = None,
+    without: Container[tuple[int, ...]] = (),
     seed: int = 0,
 ) -> list[Batch]:
-    """Batches of texts and of general text in random order, with words of the vocabulary in every second of both."""
+    """Batches of texts and of general text in random order, with words of the vocabulary in every second of both.
+
+    An input that would have the tokens of one in `without` stays as it is.
+    """
     words, special = vocabulary(tokenizer, vocab_size), tokenizer.all_special_ids
     generator = torch.Generator().manual_seed(seed)
-    mixed = [
-        substitute(batch, words, special, share=SHARE, generator=generator, alike=pairs) if i % 2 else batch
-        for part in (batches, general)
-        for i, batch in enumerate(part)
-    ]
+
+    def change(batch: Batch) -> Batch:
+        new = substitute(batch, words, special, share=SHARE, generator=generator, alike=pairs)
+        same = torch.tensor([tokens in without for tokens in _tokens(new)])
+        return {**new, "input_ids": torch.where(same[:, None], batch["input_ids"], new["input_ids"])}
+
+    mixed = [change(batch) if i % 2 else batch for part in (batches, general) for i, batch in enumerate(part)]
     return [mixed[i] for i in torch.randperm(len(mixed), generator=generator)]
 
 
@@ -148,7 +160,7 @@ def gather(
     general text is left out where most of its words are unknown to the tokenizer.
     """
     batches, held = list(given), given.held_out
-    if held is None:  # too few different texts to hold out others
+    if held is None:  # all texts are the same, or there are few images
         batches, part = hold_out(batches)
         held = Calibration(part, given.source, given.kind, sum(len(next(iter(batch.values()))) for batch in part))
     if given.kind == "images":
@@ -159,9 +171,9 @@ def gather(
         return Gathered(given, batches, given.more, sets, general)
     others = ([], []) if general is None else (general, general.more)
     sides = zip((batches, given.more), others, strict=True)
-    fitted, more = (
-        widen(*parts, processor, pairs=given.kind == "pairs", vocab_size=vocab_size, seed=seed) for parts in sides
-    )
+    options: dict[str, Any] = {"pairs": given.kind == "pairs", "vocab_size": vocab_size, "seed": seed}
+    apart = {tokens for part in sets for batch in part for tokens in _tokens(batch)}
+    fitted, more = (widen(*parts, processor, without=apart, **options) for parts in sides)
     return Gathered(given, fitted, more, sets, general, 0 if general is None else general.items)
 
 
@@ -179,6 +191,7 @@ def _beside(given: Calibration, tokenizer: PreTrainedTokenizerBase, max_length: 
             max_tokens=MAX_TOKENS // 2,
             held_out=HELD_OUT,
             more_tokens=more // 2,
+            without=given.groups,
             seed=seed,
         )
     except UnknownWords:

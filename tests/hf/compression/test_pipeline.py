@@ -140,3 +140,4 @@ def test_a_file_of_copies_is_measured_on_the_batches_that_compress_holds_out(ber
     found = compress(bert, tmp_path / "copies.txt", out=tmp_path / "out", keep=0.25, refine=0)
     (held,) = found["held_out"]
     assert held["inputs"] == 3 and held["worst"] == [] and found["agreement"]["cosine"] > 0.99
+    assert any("reads all texts as the same tokens" in warning for warning in found["warnings"])

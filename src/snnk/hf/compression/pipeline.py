@@ -397,6 +397,7 @@ def _described(inputs: Gathered) -> dict[str, Any]:
 def _before(inputs: Gathered, plan: Plan) -> Iterator[str | None]:
     """Yield warnings about the inputs that can be given before anything is fitted to them, or None."""
     given, general = inputs.given, inputs.general
+    yield doubts.alike(given.kind, given.held_out is not None)
     yield doubts.broken(given.pieces, None if general is None else general.pieces)
     if given.kind != "images":
         tokens = sum(int(batch["attention_mask"].sum()) for batch in given)
