@@ -121,7 +121,7 @@ def low_rank(model: Any, task: Task, keep: float) -> None:
         rank = max(1, round(keep * d * w / (d + w)))
         for which, moment in zip(("up", "down"), moments[ffn.name], strict=True):
             path = getattr(ffn.row, which)
-            parent, name = ffn.block.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
+            parent, name = ffn.layer.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
             setattr(parent, name, factored(getattr(parent, name), moment, rank))
 
 

@@ -92,7 +92,7 @@ def make(config: Config) -> tuple[Any, Task]:
 
 
 def layers_of(model: Any) -> list[nn.Module]:
-    return [ffn.block for ffn in find_ffns(model)]
+    return [ffn.layer for ffn in find_ffns(model)]
 
 
 def linear_parameters(model: Any) -> int:
@@ -158,7 +158,7 @@ def prune(model: Any, task: Task, size: float, steps: int) -> None:
 
     with observe(ffns, add):
         for batch in task.fit:
-            run_to(ffns[-1].block, model, batch)
+            run_to(ffns[-1].layer, model, batch)
     for ffn in ffns:
         score = ffn.down_weight().square().sum(0) * power[ffn.name]
         count = round(keep * ffn.width)

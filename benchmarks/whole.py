@@ -136,7 +136,7 @@ def low_rank(place: Place, keep: float, work: Path) -> Any:
         names = ("query", "key", "value", "out") if hasattr(block, "heads") else ("up", "down")
         for name in names:
             path = getattr(block.names, name)
-            parent, leaf = block.block.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
+            parent, leaf = block.layer.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
             layer = getattr(parent, leaf)
             out, width = layer.weight.shape
             moment = (last if name in ("down", "out") else first)[block.name]
@@ -145,7 +145,7 @@ def low_rank(place: Place, keep: float, work: Path) -> Any:
 
 
 def prune(place: Place, keep: float, work: Path) -> Any:
-    """Neurons, and numbers of heads, with the largest product of weight and root mean square, unchanged."""
+    """Neurons, and dimensions of heads, with the largest product of weight and root mean square, unchanged."""
     model = copy.deepcopy(place.model)
     _, last = gather(model, place.task)
     with torch.no_grad():

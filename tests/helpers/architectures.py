@@ -251,7 +251,7 @@ def replaced(model, kind, layers=(0, 1), m=6):
 
 
 def shorten_(model, ranks):
-    """Set the numbers of each head behind the first few to zero, so that shorter heads compute the same.
+    """Set the dimensions of each head behind the first few to zero, so that shorter heads compute the same.
 
     Returns for each attention block its weights and biases with those numbers left out, as `fill_` wants them.
     """

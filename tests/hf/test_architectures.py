@@ -67,14 +67,14 @@ def test_chunked_blocks_are_seen_whole(row):
     for a, b in zip(observed(whole, row), observed(chunked, row), strict=True):
         torch.testing.assert_close(a.sum, b.sum)
         torch.testing.assert_close(a.residual, b.residual)
-    sizes = [getattr(m, "chunk_size_feed_forward", 1) for f in find_ffns(chunked) for m in f.block.modules()]
+    sizes = [getattr(m, "chunk_size_feed_forward", 1) for f in find_ffns(chunked) for m in f.layer.modules()]
     assert set(sizes) == {1}
 
 
 def test_an_activation_may_be_a_function():
     model = make("bert")
     for ffn in find_ffns(model):
-        parent = ffn.block.intermediate
+        parent = ffn.layer.intermediate
         del parent.intermediate_act_fn
         parent.intermediate_act_fn = torch.tanh
     before = output(model, "bert")
@@ -82,7 +82,7 @@ def test_an_activation_may_be_a_function():
     ffn = find_ffns(model)[0]
     torch.testing.assert_close(ffn.forward(seen.inputs), seen.outputs)
     handle = replace_(ffn, "relu", 8)
-    assert isinstance(ffn.block.intermediate.intermediate_act_fn, nn.Identity)
+    assert isinstance(ffn.layer.intermediate.intermediate_act_fn, nn.Identity)
     handle.restore_()
     assert torch.equal(output(model, "bert"), before)
 
@@ -127,7 +127,7 @@ def test_a_norm_before_the_sum_leaves_no_residual():
     model = make("gemma2")
     ffn, seen = find_ffns(model)[0], observed(model, "gemma2")[0]
     assert not seen.residual.any() and torch.equal(seen.sum, seen.outputs)
-    factors = (1 + ffn.block.post_feedforward_layernorm.weight).abs()
+    factors = (1 + ffn.layer.post_feedforward_layernorm.weight).abs()
     torch.testing.assert_close(importance(ffn, seen.sum.flatten(0, 1))[1], factors, rtol=1e-5, atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Attention with fewer numbers per head: padded heads compute what the same heads without padding would."""
+"""Attention with fewer dimensions per head: padded heads compute what the same heads without padding would."""
 
 import json
 
@@ -12,7 +12,7 @@ from snnk.hf.low_rank import cost_after, replace_attention_
 
 from helpers.architectures import ATTENTION, CAUSAL, IMAGES, D, heads, inputs, low_rank, make, output, shorten_
 
-SIZE = D // 2  # numbers per head
+SIZE = D // 2  # dimensions per head
 # transformers has one implementation, or two that differ (Falcon with alibi; ModernBERT at tokens of padding)
 ONE_IMPLEMENTATION = ("bloom", "deberta-v2", "falcon+sequential", "gemma2", "modernbert", "mpnet")
 RANKS = [(3, 5), (6, 2), (4, 4), (SIZE, 3)]
@@ -23,7 +23,7 @@ def close(a, b):
 
 
 @pytest.mark.parametrize("row", ATTENTION)
-def test_all_numbers_of_all_heads_are_the_old_attention(row):
+def test_all_dimensions_of_all_heads_are_the_old_attention(row):
     model = make(row)
     before = output(model, row)
     handles = low_rank(model, shorten_(model, (SIZE, SIZE)))
@@ -33,7 +33,7 @@ def test_all_numbers_of_all_heads_are_the_old_attention(row):
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("row", ATTENTION)
-def test_numbers_that_are_zero_can_be_left_out(row, ranks):
+def test_dimensions_that_are_zero_can_be_left_out(row, ranks):
     model = make(row)
     parts = shorten_(model, ranks)
     before, old = output(model, row), find_attentions(model)
@@ -116,7 +116,7 @@ def test_compiled_and_in_another_dtype():
 def test_bad_requests():
     bert, llama = find_attentions(make("bert"))[0], find_attentions(make("llama"))[0]
     for attention, ranks, message in (
-        (bert, (SIZE + 1, 4), f"have {SIZE} numbers; got ranks"),
+        (bert, (SIZE + 1, 4), f"have {SIZE} dimensions; got ranks"),
         (bert, (0, 4), "positive integer"),
         (bert, 4, "two numbers"),
         (llama, (4, 4), "rotary embeddings"),
@@ -132,7 +132,7 @@ def test_bad_requests():
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"kind": "low-rank", "ranks": [4, 99]}, "have 8 numbers"),
+        ({"kind": "low-rank", "ranks": [4, 99]}, "have 8 dimensions"),
         ({"kind": "low-rank", "ranks": [4]}, "list of two ranks"),
         ({"kind": "low-rank", "ranks": [4, -1]}, "positive integer"),
         ({"kind": "low-rank", "ranks": [4, 4], "map": {}}, "list of two ranks"),

@@ -306,7 +306,7 @@ def test_lora_on_top(folder, tmp_path):
 def test_int8_on_top(folder):
     model = hf.AutoModelForSequenceClassification.from_pretrained(folder)
     small = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
-    blocks = [ffn.block for ffn in find_ffns(model)]
+    blocks = [ffn.layer for ffn in find_ffns(model)]
     swapped = [module for module in small.modules() if type(module).__module__.startswith("torch.ao.nn.quantized")]
     assert len(swapped) > 4 * len(blocks)  # attention, and what is linear in the blocks
     wanted, got = output(model, "bert"), output(small, "bert")

@@ -40,7 +40,7 @@ def test_as_from_the_bottom(row):
         for name in ("inputs", "residuals", "sums"):
             torch.testing.assert_close(getattr(one, name), getattr(two, name))
         change(other)(i)
-    assert "forward" not in vars(find_ffns(model)[0].block)
+    assert "forward" not in vars(find_ffns(model)[0].layer)
     with torch.no_grad():  # nothing is skipped any more
         torch.testing.assert_close(model(**batches[0])[0], other(**batches[0])[0])
 
@@ -52,7 +52,7 @@ def _deep(row, count=4):
 def test_layers_are_run_at_most_twice_as_a_whole():
     model, count = _deep("bert"), [0] * 4
     for i, ffn in enumerate(find_ffns(model)):
-        dense = ffn.block.attention.self.query
+        dense = ffn.layer.attention.self.query
         dense.register_forward_hook(lambda *_, i=i: count.__setitem__(i, count[i] + 1))
     walked(model, [inputs("bert")], range(4))
     assert count == [2, 2, 2, 1]
@@ -60,7 +60,7 @@ def test_layers_are_run_at_most_twice_as_a_whole():
 
 def test_a_forward_of_its_own_stays_and_a_failure_leaves_no_hook():
     model = _deep("bert")
-    first, last = find_ffns(model)[0].block, find_ffns(model)[3]
+    first, last = find_ffns(model)[0].layer, find_ffns(model)[3]
     own = first.forward
 
     def forward(*args, **kwargs):
@@ -83,7 +83,7 @@ def test_a_forward_of_its_own_stays_and_a_failure_leaves_no_hook():
 def test_layers_that_are_called_by_keyword():
     model, batch = _deep("bert"), inputs("bert")
     for ffn in find_ffns(model):
-        ffn.block.__class__ = ByKeyword
+        ffn.layer.__class__ = ByKeyword
     found = walked(model, [batch], (0, 2, 3))
     usual = _deep("bert")
     for i, reached in zip((0, 2, 3), found, strict=True):

@@ -101,7 +101,7 @@ def _numbers(model: nn.Module) -> int:
 
 def _as_one_object(model: PreTrainedModel, ffns: list[FFN], k: int) -> int:
     """The number of stored values if the top k layers are one shared object."""
-    layers: Any = model.base_model.get_submodule(ffns[0].row.block.removesuffix(".{}"))
+    layers: Any = model.base_model.get_submodule(ffns[0].row.layer.removesuffix(".{}"))
     own = list(layers)
     for i in range(len(own) - k, len(own)):
         layers[i] = own[-1]

@@ -28,8 +28,8 @@ class AttentionNames:
         scale: name of a parameter by which the output is multiplied before the sum.
         size: names of the attributes with the head size that the module reads for the shapes of heads and for nothing
             else, so that smaller heads need no padding. Without any, heads are padded to their old size.
-        interleaved: whether one layer for all has its outputs in the order (head, query/key/value, number) instead of
-            (query/key/value, head, number).
+        interleaved: whether one layer for all has its outputs in the order (head, query/key/value, dimension)
+            instead of (query/key/value, head, dimension).
         fixed: the reason why queries and keys keep their sizes; "" if nothing but their dot products is used.
         refused: the reason why the block cannot be replaced at all; "" if it can.
     """
@@ -47,12 +47,15 @@ class AttentionNames:
     refused: str = ""
 
 
+UNSEEN = ("size", "fixed", "refused")  # keys that a run of a model does not show, and that files do not have
+
+
 @dataclass(frozen=True)
 class Architecture:
     """Names inside one layer of a model.
 
     Args:
-        block: pattern of a layer's name, relative to the base model, such as "encoder.layer.{}".
+        layer: pattern of a layer's name, relative to the base model, such as "encoder.layer.{}".
         up, activation, down: names of the first linear layer, the activation and the second linear layer.
         gate: name of the linear layer that the activation is applied to, if the block is gated. It is the name of `up`
             if both are one layer, whose first half of outputs is the gate.
@@ -65,7 +68,7 @@ class Architecture:
         together: whether files have `gate` and `up` as one tensor, which transformers splits while loading.
     """
 
-    block: str
+    layer: str
     up: str
     activation: str
     down: str
@@ -77,7 +80,7 @@ class Architecture:
     together: bool = False
 
 
-ROTARY = "rotary embeddings turn pairs of their numbers by different angles, so that the pairs cannot be mixed"
+ROTARY = "rotary embeddings turn pairs of their dimensions by different angles, so that the pairs cannot be mixed"
 _BERT_ATTENTION = AttentionNames(
     "attention",
     "attention.self.query",
@@ -161,7 +164,7 @@ _LLAMA = Architecture(
     "layers.{}", "mlp.up_proj", "mlp.act_fn", "mlp.down_proj", gate="mlp.gate_proj", attention=_LLAMA_ATTENTION
 )
 
-_NORMED = "each of their heads goes through a norm of its own, which needs all numbers, and rotary embeddings follow"
+_NORMED = "each of their heads goes through a norm of its own, which needs all dimensions, and rotary embeddings follow"
 _GEMMA2 = replace(_LLAMA, sum="post_feedforward_layernorm")
 # Files of Nomic, GTE and Jina models have queries, keys and values as one tensor, which is split into equal parts.
 _SPLIT_ATTENTION = replace(
@@ -177,7 +180,7 @@ _CLIP = Architecture(
 )
 _DINOV2 = replace(
     _VIT,
-    block="encoder.layer.{}",
+    layer="encoder.layer.{}",
     scale="layer_scale2.lambda1",
     attention=replace(_VIT_ATTENTION, sum="norm2", scale="layer_scale1.lambda1"),
 )
@@ -207,7 +210,7 @@ _BLOOM_ATTENTION = AttentionNames(
     interleaved=True,
 )
 _FALCON_ATTENTION = replace(_BLOOM_ATTENTION, sum="", size=(), interleaved=False, fixed=ROTARY)
-_FALCON = replace(_GPT_NEOX, block="h.{}", attention=_FALCON_ATTENTION)
+_FALCON = replace(_GPT_NEOX, layer="h.{}", attention=_FALCON_ATTENTION)
 _T5 = Architecture(
     "encoder.block.{}",
     "layer.1.DenseReluDense.wi",
@@ -231,7 +234,7 @@ _GATED_T5 = replace(_T5, up="layer.1.DenseReluDense.wi_1", gate="layer.1.DenseRe
 # no row of its own, as each tower has one.
 ARCHITECTURES: dict[str, Architecture] = {
     "bert": _BERT,
-    "bloom": replace(_GPT_NEOX, block="h.{}", activation="mlp.gelu_impl", attention=_BLOOM_ATTENTION),
+    "bloom": replace(_GPT_NEOX, layer="h.{}", activation="mlp.gelu_impl", attention=_BLOOM_ATTENTION),
     "camembert": _BERT,
     "clip_text_model": _CLIP,
     "clip_vision_model": replace(_CLIP, masked=False),
@@ -295,7 +298,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "t5": _T5,
     "t5+gated": _GATED_T5,
     "vit": _VIT,
-    "whisper": replace(_OPT, block="encoder.layers.{}", masked=False),
+    "whisper": replace(_OPT, layer="encoder.layers.{}", masked=False),
     "xlm-roberta": _BERT,
 }
 

@@ -34,18 +34,18 @@ def find_ffns(model: PreTrainedModel) -> list[FFN]:
         raise ValueError(f"the blocks of a {kind!r} model cannot be replaced: {REFUSED[kind]}")
     rows = rows_of(model)
     if not rows:
-        from snnk.hf.looking import row_by_looking  # late: it replaces blocks, to see whether anything changes
+        from snnk.hf.discovery import discover  # late: it replaces blocks, to see whether anything changes
 
-        rows = {"": row_by_looking(model)}
+        rows = {"": discover(model)}
     for tower, row in rows.items():
         part: Any = part_at(base, tower)
-        layers = part_at(part, row.block.removesuffix(".{}"))
+        layers = part_at(part, row.layer.removesuffix(".{}"))
         if not isinstance(layers, nn.ModuleList) or not len(layers):
-            where = f"{row.block!r} of {tower}" if tower else repr(row.block)
+            where = f"{row.layer!r} of {tower}" if tower else repr(row.layer)
             raise ValueError(f"{type(model).__name__} has no layers at {where}, where models of its type have them")
-        for i, block in enumerate(layers):
-            name = ".".join(filter(None, (tower, row.block.format(i))))
-            ffns.append(FFN(name, len(ffns), row, block, part.config, tuple(configs.values())))
+        for i, layer in enumerate(layers):
+            name = ".".join(filter(None, (tower, row.layer.format(i))))
+            ffns.append(FFN(name, len(ffns), row, layer, part.config, tuple(configs.values())))
     for ffn in ffns:
         wanted = [w for w in ("up", "activation", "down", "gate", "sum", "scale") if getattr(ffn.row, w)]
         if ffn.kind not in ("dense", "atoms"):
@@ -79,7 +79,7 @@ def find_attentions(model: PreTrainedModel) -> list[Attention]:
         [('encoder.layer.0.attention', (2, 2), 4)]
     """
     found = [
-        Attention(ffn.layer, ffn.index, ffn.row, ffn.block, ffn.config, ffn.configs)
+        Attention(ffn.layer_name, ffn.index, ffn.row, ffn.layer, ffn.config, ffn.configs)
         for ffn in find_ffns(model)
         if ffn.row.attention is not None and not ffn.row.attention.refused
     ]

@@ -1,8 +1,8 @@
-r"""Attention with fewer numbers per head: linear layers that stand in for those of queries, keys, values and output.
+r"""Attention with fewer dimensions per head: linear layers that stand in for those of queries, keys, values and output.
 
-    queries, keys    q_h = Aq_h x + aq_h, k_h = Ak_h x + ak_h    r numbers per head
-    values           v_h = Av_h x + av_h                         t numbers per head
-    output           y = B (c_1, ..., c_H) + b                   c_h, the values of head h mixed over tokens, t numbers
+    queries, keys    q_h = Aq_h x + aq_h, k_h = Ak_h x + ak_h    r dimensions per head
+    values           v_h = Av_h x + av_h                         t dimensions per head
+    output           y = B (c_1, ..., c_H) + b                   c_h, values of head h mixed over tokens, t dimensions
 
 The attention module itself stays, so that masks, caches, dropout and every implementation of attention work as before.
 It reads heads of one size for all three, and so shorter heads are padded with zeros to that size: to the longer of r
@@ -28,15 +28,15 @@ PARTS = ("query", "key", "value")
 
 
 class ToHeads(nn.Linear):
-    """A linear layer whose outputs are heads, padded with zeros: (*, in) -> (*, numbers of all heads).
+    """A linear layer whose outputs are heads, padded with zeros: (*, in) -> (*, dimensions of all heads).
 
     Args:
         in_features: size of the input.
-        heads, ranks: number of heads, and of numbers per head, for each part: queries, keys or values, or all of them
-            if one layer computes them all.
-        head_size: numbers per head behind the padding.
-        full_size: numbers per head in the original.
-        interleaved: whether the outputs are in the order (head, part, number) instead of (part, head, number).
+        heads, ranks: number of heads, and of dimensions per head, for each part: queries, keys or values, or all of
+            them if one layer computes them all.
+        head_size: dimensions per head behind the padding.
+        full_size: dimensions per head in the original.
+        interleaved: whether the outputs are in the order (head, part, dimension) instead of (part, head, dimension).
 
     Example:
         >>> ToHeads(8, heads=[2], ranks=[3], head_size=4, full_size=6)(torch.ones(5, 8)).shape
@@ -79,7 +79,7 @@ class ToHeads(nn.Linear):
 
 
 class FromHeads(nn.Linear):
-    """A linear layer that reads the first numbers of each head: (*, heads * head size) -> (*, out).
+    """A linear layer that reads the first dimensions of each head: (*, heads * head size) -> (*, out).
 
     Example:
         >>> FromHeads(heads=2, rank=3, head_size=4, out_features=5)(torch.ones(7, 8)).shape
@@ -100,12 +100,12 @@ class FromHeads(nn.Linear):
         super().__init__(heads * rank, out_features, bias, device=device, dtype=dtype)
         self.heads, self.rank, self.head_size = heads, rank, head_size
 
-    def numbers(self, x: Tensor) -> Tensor:
-        """The numbers that the weight multiplies: (*, heads * head size) -> (*, heads * rank)."""
+    def kept_dimensions(self, x: Tensor) -> Tensor:
+        """The dimensions that the weight multiplies: (*, heads * head size) -> (*, heads * rank)."""
         return x if self.rank == self.head_size else x.unflatten(-1, (self.heads, -1))[..., : self.rank].flatten(-2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(self.numbers(x))
+        return super().forward(self.kept_dimensions(x))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, heads={self.heads}, rank={self.rank}, head_size={self.head_size}"
@@ -149,9 +149,8 @@ class LowRank:
 
     def restore_(self) -> None:
         """Put the old layers and head sizes back."""
-        block = self.attention.block
         for path, module in self.original["slots"].items():
-            set_slot(block, path, module)
+            set_slot(self.attention.layer, path, module)
         _set_sizes(self.attention, self.original["size"])
         note_(self.attention.configs, self.attention.name, self.original["entry"], self.attention.found)
 
@@ -170,11 +169,11 @@ def cost_after(attention: Attention, ranks: Sequence[int]) -> Cost:
 
 
 def replace_attention_(attention: Attention, ranks: Sequence[int]) -> LowRank:
-    """Put layers with fewer numbers per head, filled with zeros, in place of those of an attention block.
+    """Put layers with fewer dimensions per head, filled with zeros, in place of those of an attention block.
 
     Args:
         attention: a block of `find_attentions`, as the model was made.
-        ranks: numbers per head of queries and keys, and of values.
+        ranks: dimensions per head of queries and keys, and of values.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -194,14 +193,14 @@ def replace_attention_(attention: Attention, ranks: Sequence[int]) -> LowRank:
     place = place_of(attention.weight("query"))
     size = max(r, t) if names.size else full
     shared = {"head_size": size, "full_size": full}
-    counts, numbers = {"query": heads, "key": groups, "value": groups}, {"query": r, "key": r, "value": t}
+    counts, sizes = {"query": heads, "key": groups, "value": groups}, {"query": r, "key": r, "value": t}
     groups_of_parts = {"query": PARTS} if attention.fused else {name: (name,) for name in PARTS}
     to_heads = {
         name: _zeros_(
             ToHeads(
                 attention.in_features,
                 heads=[counts[part] for part in parts],
-                ranks=[numbers[part] for part in parts],
+                ranks=[sizes[part] for part in parts],
                 interleaved=names.interleaved,
                 bias=old[name].bias is not None,
                 device="meta",
@@ -227,9 +226,9 @@ def replace_attention_(attention: Attention, ranks: Sequence[int]) -> LowRank:
     original = {"slots": slots, "size": full, "entry": entries.get(attention.name), **old}
     note_(attention.configs, attention.name, {"kind": LOW_RANK, "ranks": [r, t]}, attention.found)
     for name, module in (*to_heads.items(), ("out", out)):
-        set_slot(attention.block, getattr(names, name), module)
+        set_slot(attention.layer, getattr(names, name), module)
     _set_sizes(attention, size)
-    attention.block.train(attention.block.training)
+    attention.layer.train(attention.layer.training)
     return LowRank(attention, (r, t), to_heads, out, original)
 
 
@@ -249,10 +248,10 @@ def check_ranks(attention: Attention, ranks: object) -> None:
         raise ValueError(f"ranks of {name} must be two numbers, of queries and keys and of values; got {ranks!r}")
     for rank in ranks:
         if _checks.positive_int(rank, f"rank of {name}") > full:
-            raise ValueError(f"the heads of {name} have {full} numbers; got ranks {list(ranks)}")
+            raise ValueError(f"the heads of {name} have {full} dimensions; got ranks {list(ranks)}")
     if attention.names.fixed and ranks[0] != full:
         raise ValueError(
-            f"queries and keys of {name} keep their {full} numbers per head: {attention.names.fixed}; "
+            f"queries and keys of {name} keep their {full} dimensions per head: {attention.names.fixed}; "
             f"got ranks {list(ranks)}"
         )
 
@@ -265,7 +264,7 @@ def _new_bias(attention: Attention, rank: int) -> bool:
 def _set_sizes(attention: Attention, size: int) -> None:
     for path in attention.names.size:
         owner, _, name = path.rpartition(".")
-        setattr(attention.block.get_submodule(owner), name, size)
+        setattr(attention.layer.get_submodule(owner), name, size)
 
 
 def _zeros_(layer: Any, place: FactoryKwargs) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from snnk.hf.architectures import Architecture, AttentionNames, row_of
+from snnk.hf.architectures import UNSEEN, Architecture, AttentionNames, row_of
 
 
 class Cost(NamedTuple):
@@ -53,10 +53,10 @@ class Chain(nn.Sequential):
 class ModelBlock(ABC):
     """A part of one layer that adds to the residual stream. Its properties follow the modules that stand there now."""
 
-    layer: str  # name of the layer, relative to the base model
+    layer_name: str  # relative to the base model
     index: int  # number of the layer; in a model of several towers all layers are counted, tower by tower
     row: Architecture
-    block: nn.Module = field(repr=False)  # the layer
+    layer: nn.Module = field(repr=False)
     config: PretrainedConfig = field(repr=False)  # that of the tower, or of the base model
     configs: tuple[PretrainedConfig, ...] = field(repr=False)  # those of base model and head, mostly one object
 
@@ -72,17 +72,17 @@ class ModelBlock(ABC):
 
     @property
     @abstractmethod
-    def layers(self) -> tuple[Any, ...]:
+    def linears(self) -> tuple[Any, ...]:
         """The linear layers, or what replaced them, from the first to the last; None for one that is not there."""
 
     @property
     def out_features(self) -> int:
-        return _sizes(self.layers[-1])[1]
+        return _sizes(self.linears[-1])[1]
 
     def slot(self, which: str) -> Any:
         """The module, function or tensor at a name of the row, such as "up" or "scale"; None if there is none."""
         path = getattr(self.names, which)
-        return None if path is None else part_at(self.block, path)
+        return None if path is None else part_at(self.layer, path)
 
     @property
     def kind(self) -> str:
@@ -96,7 +96,7 @@ class ModelBlock(ABC):
         if row_of(self.config) is not None:
             return None
         row = asdict(self.row)
-        for key in ("size", "fixed", "refused"):  # not found by looking
+        for key in UNSEEN:
             (row["attention"] or {}).pop(key, None)
         return row
 
@@ -117,7 +117,7 @@ class ModelBlock(ABC):
 
     @property
     def cost(self) -> Cost:
-        return cost_of({id(m): m for m in self.layers}.values())
+        return cost_of({id(m): m for m in self.linears}.values())
 
     @property
     def num_parameters(self) -> int:
@@ -146,10 +146,10 @@ class FFN(ModelBlock):
 
     @property
     def name(self) -> str:
-        return self.layer
+        return self.layer_name
 
     @property
-    def layers(self) -> tuple[Any, ...]:
+    def linears(self) -> tuple[Any, ...]:
         return tuple(self.chain or map(self.slot, ("up", "gate", "down")))
 
     @property
@@ -164,7 +164,7 @@ class FFN(ModelBlock):
     @property
     def chain(self) -> Chain | None:
         """The new modules of a gated block that was replaced by other features than its own neurons."""
-        parent = part_at(self.block, self.row.up.rpartition(".")[0])
+        parent = part_at(self.layer, self.row.up.rpartition(".")[0])
         return parent if isinstance(parent, Chain) else None
 
     @property
@@ -230,15 +230,15 @@ class Attention(ModelBlock):
     @property
     def names(self) -> AttentionNames:
         if self.row.attention is None:
-            raise ValueError(f"the row of {self.row.block} names no attention")
+            raise ValueError(f"the row of {self.row.layer} names no attention")
         return self.row.attention
 
     @property
     def name(self) -> str:
-        return f"{self.layer}.{self.names.module}"
+        return f"{self.layer_name}.{self.names.module}"
 
     @property
-    def layers(self) -> tuple[Any, ...]:
+    def linears(self) -> tuple[Any, ...]:
         return tuple(map(self.slot, ("query", "key", "value", "out")))
 
     @property
@@ -256,7 +256,7 @@ class Attention(ModelBlock):
 
     @property
     def head_size(self) -> int:
-        """Numbers per head in the original."""
+        """Dimensions per head in the original."""
         value = self.slot("value")
         heads, groups = self.heads
         full = getattr(value, "full_size", None)

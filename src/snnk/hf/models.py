@@ -330,7 +330,7 @@ def quant_method(config: PretrainedConfig) -> str | None:
 
 def in_memory(blocks: list[ModelBlock]) -> list[ModelBlock]:
     """The blocks; a ValueError if weights are offloaded, which can neither be fitted nor replaced."""
-    away = [block.name for block in blocks if any(p.is_meta for p in block.block.parameters())]
+    away = [block.name for block in blocks if any(p.is_meta for p in block.layer.parameters())]
     if away:
         raise ValueError(
             f"weights of {len(away)} blocks, {away[0]} the first, are offloaded or on the meta device, not in memory; "

@@ -24,9 +24,9 @@ from transformers.quantizers.base import HfQuantizer
 
 from snnk import _io
 from snnk.hf.classify.sites import Pooler, rebuild_pooler_
+from snnk.hf.discovery import use_row
 from snnk.hf.finding import find_blocks, rows_of
 from snnk.hf.folders import check_folder, some
-from snnk.hf.looking import use_row
 from snnk.hf.low_rank import rebuild_block_
 from snnk.hf.models import plain_, refuse_keys, refuse_nan, refuse_sizes
 from snnk.hf.replace import METHOD, SNNKQuantizationConfig, note_
@@ -109,7 +109,7 @@ class SNNKQuantizer(HfQuantizer):
         parts: dict[str, Any] = {}
         for block in find_blocks(model) if config.blocks else []:
             if block.kind != "dense":
-                parts[block.layer] = block.block
+                parts[block.layer_name] = block.layer
         if self.pooler is not None and self.pooler.fits:
             parts[self.pooler.site.new[0]] = self.pooler.dense
             if self.pooler.kind == "head" and self.pooler.classifier is not None:

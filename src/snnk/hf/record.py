@@ -83,13 +83,13 @@ def observe(blocks: Iterable[B], callback: Callable[[B, Observation], None]) -> 
     """
     with ExitStack() as stack:
         for block in blocks:
-            if block.block.training:
+            if block.layer.training:
                 raise ValueError(f"{block.name} is in training mode, with dropout behind the block; call model.eval()")
-            stack.enter_context(unchunked(block.block))
+            stack.enter_context(unchunked(block.layer))
             calls: list[Call] = []
             if isinstance(block, Attention):
                 stack.callback(_on_call(block.slot("module"), calls))
-            modules = {"first": block.layers[0], "last": block.layers[-1], "sum": block.reader or block.block}
+            modules = {"first": block.linears[0], "last": block.linears[-1], "sum": block.reader or block.layer}
             stack.enter_context(recording(modules, _observer(block, calls, callback)))
         yield
 
@@ -194,7 +194,7 @@ class ActivationCache:
 
     def __init__(self, model: PreTrainedModel, batches: Sequence[Batch]) -> None:
         self.model, self.batches = model, batches
-        self.layers = [ffn.block for ffn in find_ffns(model)]
+        self.layers = [ffn.layer for ffn in find_ffns(model)]
         self.at = 0  # index of the layer whose inputs are kept
         self.kept: list[Tensor] = []  # one per batch, (batch, tokens, d)
         # for each layer, what it returns beside the states: the number of the argument that it is, or None

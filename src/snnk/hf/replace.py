@@ -27,7 +27,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from snnk import _checks
-from snnk.hf.architectures import Architecture, AttentionNames
+from snnk.hf.architectures import UNSEEN, Architecture, AttentionNames
 from snnk.hf.model_blocks import FFN, Chain, Cost, cost_of, weight_of
 from snnk.maps import FEATURE_MAPS, FeatureMap, feature_map_from_config, make_feature_map
 from snnk.maps.base import CLASSES
@@ -35,7 +35,7 @@ from snnk.maps.base import CLASSES
 METHOD = "snnk"  # the quant_method of config.json
 PLAIN = ("linear", "drop")  # kinds without features
 OWN_KINDS = ("atoms", *PLAIN)  # beside the names in FEATURE_MAPS
-LOW_RANK = "low-rank"  # the kind of attention with fewer numbers per head, see low_rank.py
+LOW_RANK = "low-rank"  # the kind of attention with fewer dimensions per head, see low_rank.py
 Device = torch.device | str | None
 Entry = dict[str, Any]  # JSON that describes a new block or pooler
 NAME = r"[A-Za-z]\w*(\.([A-Za-z]\w*|\d+))*"  # of a module or its attribute; no part begins with an underscore
@@ -161,9 +161,11 @@ def _check_entry(name: object, entry: object) -> None:
 
 def check_row(row: object) -> dict[str, Any]:
     """A copy of the row of a quantization_config, if it consists of plain dotted names; a ValueError otherwise."""
+    if isinstance(row, Mapping) and "block" in row and "layer" not in row:  # the key of earlier files
+        row = {"layer" if key == "block" else key: value for key, value in row.items()}
     found = _check_names("row", row, {f.name: f for f in fields(Architecture)})
     if found.get("attention") is not None:
-        known = {f.name: f for f in fields(AttentionNames) if f.name not in ("size", "fixed", "refused")}
+        known = {f.name: f for f in fields(AttentionNames) if f.name not in UNSEEN}
         found["attention"] = _check_names("attention of row", found["attention"], known)
     return found
 
@@ -181,7 +183,7 @@ def _check_names(what: str, names: object, known: Mapping[str, Field[Any]]) -> d
         elif key == "attention":
             right = value is None or isinstance(value, Mapping)
         else:
-            pattern = NAME + r"\.\{\}" if key == "block" else NAME
+            pattern = NAME + r"\.\{\}" if key == "layer" else NAME
             empty = default is not MISSING and value == default
             right = empty or (isinstance(value, str) and re.fullmatch(pattern, value) is not None)
         if not right:
@@ -266,7 +268,7 @@ class Replacement:
     def restore_(self) -> None:
         """Put the old modules back."""
         for path, module in self.original["slots"].items():
-            set_slot(self.ffn.block, path, module)
+            set_slot(self.ffn.layer, path, module)
         note_(self.ffn.configs, self.ffn.name, self.original["entry"], self.ffn.found)
 
 
@@ -382,16 +384,16 @@ def _swap(ffn: FFN, entry: Entry, feature_map: FeatureMap | None, place: Factory
     note_(ffn.configs, ffn.name, entry, ffn.found)
     if _chained(ffn, entry):
         parent = row.up.rpartition(".")[0]
-        paths = {parent: ffn.block.get_submodule(parent)}
-        set_slot(ffn.block, parent, _chain(row, up, down, place))
+        paths = {parent: ffn.layer.get_submodule(parent)}
+        set_slot(ffn.layer, parent, _chain(row, up, down, place))
     else:
-        set_slot(ffn.block, row.up, up)
-        set_slot(ffn.block, row.down, down)
+        set_slot(ffn.layer, row.up, up)
+        set_slot(ffn.layer, row.down, down)
         if gate is not None:
-            set_slot(ffn.block, str(row.gate), gate)
+            set_slot(ffn.layer, str(row.gate), gate)
         if kind != "atoms":
-            set_slot(ffn.block, row.activation, nn.Identity())
-    ffn.block.train(ffn.block.training)
+            set_slot(ffn.layer, row.activation, nn.Identity())
+    ffn.layer.train(ffn.layer.training)
     return Replacement(ffn, kind, up, down, gate, feature_map, {**slots, "slots": paths, "entry": old_entry})
 
 
@@ -417,10 +419,10 @@ def zeros(in_features: int, out_features: int, bias: bool, place: FactoryKwargs)
     return layer
 
 
-def set_slot(block: nn.Module, path: str, module: Any) -> None:
+def set_slot(layer: nn.Module, path: str, module: Any) -> None:
     """Put a module, or a function, at a dotted name below a layer."""
     parent, _, name = path.rpartition(".")
-    owner = block.get_submodule(parent)
+    owner = layer.get_submodule(parent)
     if name in owner._modules and not isinstance(module, nn.Module):
         delattr(owner, name)  # an activation may be a function, which torch does not assign over a module
     setattr(owner, name, module)

@@ -267,8 +267,8 @@ def _placed(rows: Iterable[Architecture], placement: str) -> str:
     patterns = set()
     for row in rows:
         names = [row.down] if placement == "pfeiffer" or row.attention is None else [row.attention.out, row.down]
-        block = re.escape(row.block).replace(r"\{\}", r"\d+")
-        patterns.add(rf"{block}\.({'|'.join(map(re.escape, names))})")
+        layer = re.escape(row.layer).replace(r"\{\}", r"\d+")
+        patterns.add(rf"{layer}\.({'|'.join(map(re.escape, names))})")
     found = "|".join(sorted(patterns))  # the towers of CLIP have the same
     return rf"(.*\.)?{found}" if len(patterns) == 1 else rf"(.*\.)?({found})"
 

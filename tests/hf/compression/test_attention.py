@@ -79,7 +79,7 @@ def test_values_lose_what_the_sums_predict():
 
 
 @pytest.mark.parametrize("row", [row for row in ATTENTION if not find_attentions(make(row))[0].names.fixed])
-def test_all_numbers_of_shortened_heads_change_nothing(row):
+def test_all_dimensions_of_shortened_heads_change_nothing(row):
     """Mapped queries and keys of the full rank have the same attention, as a constant key is all that is lost."""
     attention, seen = seen_at(make(row), row)
     sums, _, _ = summed(attention, seen)
@@ -95,7 +95,7 @@ def test_all_numbers_of_shortened_heads_change_nothing(row):
 
 @pytest.mark.parametrize("row", ATTENTION)
 def test_numbers_that_do_not_count_are_found_and_left_out(row):
-    """A model whose heads use three and five of their numbers is kept exactly, at those ranks, in closed form."""
+    """A model whose heads use three and five of their dimensions is kept exactly, at those ranks, in closed form."""
     model = make(row)
     parts = shorten_(model, (3, 5))
     batches = some_batches(row, count=20)
@@ -178,7 +178,7 @@ def test_bad_plans():
         with pytest.raises(ValueError, match=message):
             Plan.from_dict({"format": "snnk.Plan/1", "model_type": "bert", "blocks": [{**good, **change}]})
     for change, message in (
-        ({"ranks": [2, 99]}, "have 8 numbers"),
+        ({"ranks": [2, 99]}, "have 8 dimensions"),
         ({"kind": "atoms", "num_features": 4, "ranks": None}, "is attention, which can become 'low-rank'"),
     ):
         wrong = Plan.from_dict({"format": "snnk.Plan/1", "model_type": "bert", "blocks": [{**good, **change}]})

@@ -144,13 +144,13 @@ def test_a_joint_plan_needs_tokens(bert):
 def test_importance_is_that_of_the_next_layer_norm():
     """Against the definition in float64: 1 / variance for tokens, LayerNorm's |gamma| times the block's |scale|."""
     for row, columns in (
-        ("bert", lambda ffn: ffn.block.output.LayerNorm.weight.abs()),
-        ("dinov2", lambda ffn: ffn.block.layer_scale2.lambda1.abs()),
+        ("bert", lambda ffn: ffn.layer.output.LayerNorm.weight.abs()),
+        ("dinov2", lambda ffn: ffn.layer.layer_scale2.lambda1.abs()),
         ("llama", lambda ffn: torch.ones(16)),
     ):
         ffn = find_ffns(make(row))[1]
         with torch.no_grad():
-            for p in ffn.block.parameters():
+            for p in ffn.layer.parameters():
                 p.mul_(torch.linspace(-2, 2, p.shape[-1]))
         stream = (
             torch.randn(50, 16, generator=torch.Generator().manual_seed(0)) * torch.linspace(0.1, 9, 50)[:, None] + 3
@@ -166,9 +166,9 @@ def test_what_a_block_may_become_has_the_weighted_error_of_its_fit():
     model, batches = make("bert", num_hidden_layers=1), some_batches(count=20)
     (ffn,) = find_ffns(model)
     with torch.no_grad():
-        ffn.block.output.LayerNorm.weight.copy_(torch.linspace(0.2, 3, 16))
+        ffn.layer.output.LayerNorm.weight.copy_(torch.linspace(0.2, 3, 16))
         ffn.down_weight().mul_(torch.linspace(8, 72, 16)[:, None])
-        for p in ffn.block.attention.output.LayerNorm.parameters():
+        for p in ffn.layer.attention.output.LayerNorm.parameters():
             p.mul_(8)  # inputs far larger than the features, whose penalty they must not change
         ffn.up_weight().mul_(4 / 8)
     rows = []

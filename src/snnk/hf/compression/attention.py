@@ -1,4 +1,4 @@
-r"""The fit of one attention block: fewer numbers per head, in closed form towards the original's residual stream.
+r"""The fit of one attention block: fewer dimensions per head, in closed form towards the original's residual stream.
 
 Let q and k be the queries and centred keys of one head on the calibration tokens, with second moments Cq and Ck, and
 U S V' the singular value decomposition of Cq^1/2 Ck^1/2. Among all bilinear forms of rank r, the one with the least
@@ -39,12 +39,12 @@ FLOOR = 1e-6  # of eigenvalues of moments, relative to the largest: float32 acti
 
 @dataclass(frozen=True)
 class HeadMaps:
-    """Linear maps of the numbers of heads, most important first: (groups, size, size) each, one row per new number."""
+    """Linear maps of the dimensions of heads, most important first: (groups, size, size), one row per new dimension."""
 
     query: Tensor
     key: Tensor
     value: Tensor
-    lost: Tensor  # (groups, size): squared error per unit of token weight if the numbers from this one on are left out
+    lost: Tensor  # (groups, size): squared error per unit of token weight without the dimensions from this one on
 
 
 class HeadSums:
@@ -82,7 +82,7 @@ class HeadSums:
         out = (scale.double().cpu()[:, None] * self.attention.weight("out").detach().double().cpu()).T
         parts = out.unflatten(0, (groups, each, size)).mT @ root_v[:, None]  # (groups, heads of a group, out, size)
         _, t, directions = torch.linalg.svd(parts.flatten(1, 2), full_matrices=False)
-        if t.shape[1] < size:  # fewer outputs than numbers per head
+        if t.shape[1] < size:  # fewer outputs than dimensions per head
             t = F.pad(t, (0, size - t.shape[1]))
             directions = torch.linalg.svd(parts.flatten(1, 2))[2]
         lost = t.square().flip(1).cumsum(1).flip(1)
@@ -91,7 +91,7 @@ class HeadSums:
 
 @contextmanager
 def shortened(attention: Attention, maps: HeadMaps, rank: int) -> Iterator[None]:
-    """Inside the `with`, queries and keys of the original layers have `rank` numbers, and zeros behind them."""
+    """Inside the `with`, queries and keys of the original layers have `rank` dimensions, and zeros behind them."""
     groups, size = len(maps.key), attention.head_size
     kept = (torch.arange(size) < rank).double()[:, None]
 
@@ -150,7 +150,7 @@ def fit_attention(
         ("key", maps.key, ranks[0]),
         ("value", maps.value, ranks[1]),
     ):
-        # all numbers of a head are kept as they are: rotary embeddings need them in their places
+        # all dimensions of a head are kept as they are: rotary embeddings need them in their places
         chosen = matrix[:, :rank] if rank < size else torch.eye(size, dtype=torch.float64).expand(groups, -1, -1)
         old, bias = attention.weight(which).detach(), attention.bias(which)
 
@@ -173,7 +173,7 @@ def _solve(new: LowRank, calls: Calls) -> None:
     """Set the output layer to the ridge solution."""
     stats = RidgeStats(new.out.in_features, new.out.out_features, block_dtype=torch.float32)
     for _, mixed, y, weight in calls.rows(new.attention):
-        stats.update(new.out.numbers(mixed).cpu(), y.cpu(), weight.cpu())
+        stats.update(new.out.kept_dimensions(mixed).cpu(), y.cpu(), weight.cpu())
     bias = new.out.bias is not None
     solution = stats.solve("gcv", intercept=bias)
     new.fill_out_(solution.weight, solution.bias if bias else None)

@@ -84,7 +84,7 @@ def measure(blocks: list[ModelBlock], model: PreTrainedModel, batches: Iterable[
             for batch in check_batches(batches):
                 if found[blocks[0].name].tokens < TRIED:
                     tried.append(batch)
-                run_to(blocks[-1].block, model, batch)
+                run_to(blocks[-1].layer, model, batch)
                 seen += 1
         if not seen:
             raise ValueError("there are no batches to calibrate with; give at least one")
@@ -126,7 +126,7 @@ def _try_ranks(
     for batch in batches if blocks else []:
         calls.clear()
         with observe(blocks, note):
-            run_to(blocks[-1].block, model, batch)
+            run_to(blocks[-1].layer, model, batch)
         for block, call, weight in calls:
             scale = importance(block, torch.ones(1, block.out_features))[1].to(weight.device)
             out, exact = block.weight("out"), flat(context(block, call), batch, block.row.masked)

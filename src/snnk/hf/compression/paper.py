@@ -75,8 +75,8 @@ def replace_ffn_(
             dtype=weight.dtype,
             **options,
         )
-        set_slot(ffn.block, ffn.row.up, layer)
-        set_slot(ffn.block, ffn.row.activation, nn.Identity())
+        set_slot(ffn.layer, ffn.row.up, layer)
+        set_slot(ffn.layer, ffn.row.activation, nn.Identity())
     return ffns
 
 
@@ -106,6 +106,6 @@ def bundle_(model: PreTrainedModel) -> list[Replacement]:
     for ffn in ffns:
         layer: SNNKLinear = ffn.slot("up")
         weight, bias = ffn.down_weight().double() @ layer.weight.double(), ffn.down_bias()
-        set_slot(ffn.block, ffn.row.up, nn.Linear(ffn.in_features, ffn.width, device="meta"))  # as replace_ expects
+        set_slot(ffn.layer, ffn.row.up, nn.Linear(ffn.in_features, ffn.width, device="meta"))  # as replace_ expects
         done.append(replace_(ffn, layer.feature_map, **place_of(layer.weight)).fill_(weight, bias))
     return done

@@ -70,7 +70,7 @@ def plan(
     Args:
         model: a transformers model with any head.
         keep: the part of the parameters of these blocks that stays, above 0 and at most 1. Without batches, every block
-            keeps this part of its neurons or of the numbers per head, and so, apart from biases, of its parameters.
+            keeps this part of its neurons or of the dimensions per head, and so, apart from biases, of its parameters.
         target_size: size of the whole model in memory at most, such as "200MB" or a number of bytes.
         target_speedup: factor by which the whole model becomes faster at least.
         target_latency: time of the whole model at most, such as "3ms" or a number of seconds. This and the speedup
@@ -179,7 +179,7 @@ def _allocate(options: list[list[Option]], budget: Budget) -> list[BlockPlan]:
 
 
 def _share(block: ModelBlock, kind: str, share: float, exact: bool = False) -> BlockPlan:
-    """The block with a share of its neurons or of the numbers per head."""
+    """The block with a share of its neurons or of the dimensions per head."""
     if isinstance(block, FFN):
         return _share_of_ffn(block, kind, share, exact)
     if not isinstance(block, Attention) or share >= 1:
@@ -238,7 +238,7 @@ def _parameters(model: PreTrainedModel, blocks: list[ModelBlock], keep: Any, siz
         most = float(keep) * here
     else:
         whole = sum(tensor.nbytes for tensor in stored(model).values())
-        one = blocks[0].layers[-1].weight.element_size()
+        one = blocks[0].linears[-1].weight.element_size()
         wanted, rest = _quantity(size, BYTES, A_SIZE), whole - here * one
         if wanted <= rest:
             raise ValueError(

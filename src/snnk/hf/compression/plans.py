@@ -43,7 +43,7 @@ class BlockPlan:
     multiply_adds_before: int
     multiply_adds: int
     predicted_error: float | None = None  # squared, over the variance of the block's weighted outputs
-    ranks: tuple[int, int] | None = None  # numbers per head of queries and keys, and of values, for "low-rank"
+    ranks: tuple[int, int] | None = None  # dimensions per head of queries and keys, and of values, for "low-rank"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -182,7 +182,7 @@ class Plan:
 
 
 def width_of(block: ModelBlock) -> int:
-    """Neurons of a feed-forward block, or numbers per head of attention."""
+    """Neurons of a feed-forward block, or dimensions per head of attention."""
     if isinstance(block, FFN):
         return block.width
     return block.head_size if isinstance(block, Attention) else 0

@@ -58,7 +58,7 @@ def sensitivities(
     try:
         for p, _ in wanted:
             p.requires_grad_(False)
-        with evaluating(model), torch.enable_grad(), recording({b.name: b.layers[-1] for b in blocks}, note):
+        with evaluating(model), torch.enable_grad(), recording({b.name: b.linears[-1] for b in blocks}, note):
             for batch in batches:
                 for part in pieces(model, batch):
                     logits = model(**part).logits[:, :-1][following(part)].float()

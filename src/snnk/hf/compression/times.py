@@ -54,7 +54,7 @@ class TimedBlocks:
     """The blocks of one shape, and the times that were measured with them; the first is that of the model as it is."""
 
     blocks: tuple[str, ...]
-    width: int  # neurons of a feed-forward block, or numbers per head of attention
+    width: int  # neurons of a feed-forward block, or dimensions per head of attention
     times: tuple[Time, ...]
 
     def __post_init__(self) -> None:

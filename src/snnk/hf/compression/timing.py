@@ -209,7 +209,7 @@ def _replace(block: ModelBlock, planned: BlockPlan) -> Replacement | LowRank | N
 def _shape(block: ModelBlock) -> tuple[Any, ...]:
     """Equal for blocks that take equally long: same sizes, in the same tower, which may have tokens of its own."""
     heads = block.heads if isinstance(block, Attention) else None
-    return block.layer.rpartition(".")[0], type(block), width_of(block), heads, block.out_features, block.cost
+    return block.layer_name.rpartition(".")[0], type(block), width_of(block), heads, block.out_features, block.cost
 
 
 def _choices(block: ModelBlock, kind: str) -> list[BlockPlan]:

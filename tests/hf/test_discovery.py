@@ -13,8 +13,8 @@ from torch import nn
 
 from snnk.hf import audit, compress_, find_ffns, plan
 from snnk.hf.architectures import ARCHITECTURES, Architecture
+from snnk.hf.discovery import SEEN, discover
 from snnk.hf.finding import find_attentions
-from snnk.hf.looking import SEEN, row_by_looking
 from snnk.hf.record import observe
 
 from helpers.architectures import (
@@ -77,7 +77,7 @@ def test_the_rows_of_the_table_are_found_again(row, monkeypatch):
     model, wanted = make(row), ARCHITECTURES[row]
     before, tensors = output(model, row), {key: value.clone() for key, value in model.state_dict().items()}
     monkeypatch.setattr("snnk.hf.architectures.ARCHITECTURES", {})
-    found = row_by_looking(model)
+    found = discover(model)
     names = replace(wanted.attention, size=(), fixed=SEEN, refused="")  # what a run does not show
     if row in ("gte", "jina_embeddings_v3", "nomic_bert"):  # one tensor in files
         names = None
@@ -163,7 +163,7 @@ class Attending(nn.Module):
         self.factors = torch.arange(1.0, D + 1).tolist() if factors else [1.0] * D
 
     def forward(self, x):
-        parts = self.qkv(x).unflatten(-1, (3, 2, -1)).transpose(1, 3).unbind(2)  # (batch, heads, tokens, numbers)
+        parts = self.qkv(x).unflatten(-1, (3, 2, -1)).transpose(1, 3).unbind(2)  # (batch, heads, tokens, dimensions)
         return self.proj(F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2) * torch.tensor(self.factors))
 
 
@@ -244,7 +244,7 @@ def test_a_class_of_ones_own_is_compressed_saved_and_loaded(tmp_path):
 
 
 def test_attention_is_used_only_if_it_is_verified(tmp_path):
-    """With factors behind the values, the order of a head's numbers matters: shorter heads could not be fitted."""
+    """With factors behind the values, the order of a head's dimensions matters: shorter heads could not be fitted."""
     model = custom("attends")
     (first, *_) = find_attentions(model)
     assert (first.name, first.names.out, first.names.sum) == ("stack.0.attend", "attend.proj", "norm")
@@ -277,7 +277,7 @@ def test_what_cannot_be_verified_is_refused_and_left_as_it_was(fault, message):
     model = custom(fault)
     before, keys = output(model, "bert"), list(model.state_dict())
     for _ in range(2):  # a row that failed is not kept
-        with pytest.raises(ValueError, match=f"a 'custom' model were not found.*{message}.*A row in snnk.hf.arch"):
+        with pytest.raises(ValueError, match=f"a 'custom' model were not discovered.*{message}.*A row in snnk.hf.arch"):
             find_ffns(model)
     assert torch.equal(output(model, "bert"), before) and list(model.state_dict()) == keys
     assert not hasattr(model.config, "quantization_config")
@@ -301,7 +301,7 @@ def test_models_that_cannot_be_run():
 
 def row_fails(model, reason):
     with pytest.raises(ValueError, match=reason):
-        row_by_looking(model)
+        discover(model)
     return True
 
 
@@ -314,8 +314,8 @@ def row_fails(model, reason):
         ("down", "mlp.absent", "does not have: .*absent"),
         ("activation", "mlp.training", "is no function"),
         ("scale", "mlp.fc1", "names modules that the model does not have"),
-        ("block", "layers.{0.__class__}", "plain dotted name"),
-        ("block", "absent.{}", "does not have: .*absent"),
+        ("layer", "layers.{0.__class__}", "plain dotted name"),
+        ("layer", "absent.{}", "does not have: .*absent"),
         ("masked", "yes", "plain dotted name"),
         ("code", "x", "row must have the keys"),
         ("gate", 3, "plain dotted name"),
@@ -343,11 +343,24 @@ def test_audits_of_files_read_the_row(tmp_path):
     assert [block.kind for block in audit(tmp_path, tokens=(1, 4)).blocks] == ["atoms", "dense"]
 
 
+def test_rows_of_earlier_files_have_block_for_layer(tmp_path):
+    model = made("phi")
+    replaced(model, "atoms", [0])
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    row = config["quantization_config"]["row"]
+    row["block"] = row.pop("layer")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = hf.AutoModel.from_pretrained(tmp_path)
+    assert torch.equal(run(loaded, "phi")[0], run(model, "phi")[0])
+    assert loaded.config.quantization_config.row == model.config.quantization_config.row
+
+
 def test_zeros_are_no_scale_and_sixteen_bits_are_enough():
     """A parameter of zeros would explain any output as no change, and equality means little in bfloat16."""
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
     model = hf.StableLmModel(hf.StableLmConfig(vocab_size=40, num_key_value_heads=2, **sizes))
-    row = row_by_looking(model)
+    row = discover(model)
     assert (row.scale, row.attention.scale, row.attention.sum) == (None, None, "post_attention_layernorm")
-    assert row_by_looking(copy.deepcopy(model).to(torch.bfloat16)) == row
+    assert discover(copy.deepcopy(model).to(torch.bfloat16)) == row

@@ -1,4 +1,4 @@
-"""The row of a model whose type is not in the table, found by running the model and looking at every module's call.
+"""The row of a model whose type is not in the table, discovered by recording the calls of all modules in a run.
 
 In each layer, a linear layer, an activation and a linear layer whose numbers follow from each other are the block; the
 tensor that changes by the block's output, and by nothing else, when that output is set to zero is the residual sum. Of
@@ -51,14 +51,14 @@ class _Failed(Exception):
     """A step that failed, and why."""
 
 
-def row_by_looking(model: PreTrainedModel) -> Architecture:
+def discover(model: PreTrainedModel) -> Architecture:
     """The verified row of a model; a ValueError if there is none.
 
     Example:
         >>> from transformers import PhiConfig, PhiModel
         >>> sizes = dict(hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
-        >>> row = row_by_looking(PhiModel(PhiConfig(vocab_size=9, **sizes)))
-        >>> row.block, row.up, row.down
+        >>> row = discover(PhiModel(PhiConfig(vocab_size=9, **sizes)))
+        >>> row.layer, row.up, row.down
         ('layers.{}', 'mlp.fc1', 'mlp.fc2')
     """
     base = model.base_model
@@ -66,11 +66,11 @@ def row_by_looking(model: PreTrainedModel) -> Architecture:
     if base not in _rows and written is not None:
         use_row(model, written)
     if base not in _rows and next(model.parameters()).dtype in (torch.float16, torch.bfloat16):
-        _rows[base] = row_by_looking(copy.deepcopy(model).float())  # equality means little in 16 bits
+        _rows[base] = discover(copy.deepcopy(model).float())  # equality means little in 16 bits
     if base not in _rows:
         try:
             with evaluating(model), torch.no_grad():
-                _rows[base] = row = _look(model)
+                _rows[base] = row = _trace(model)
                 _verify(model, row, batch := _inputs(model))
                 if row.attention is not None and not _attention_holds(model, batch):
                     _rows[base] = replace(row, attention=None)
@@ -80,7 +80,7 @@ def row_by_looking(model: PreTrainedModel) -> Architecture:
                 raise
             why = error if isinstance(error, _Failed) else f"{type(error).__name__}: {error}"  # of the model's code
             raise ValueError(
-                f"the blocks of a {kind_of(model.config)!r} model were not found by looking at a run of it: {why}. "
+                f"the blocks of a {kind_of(model.config)!r} model were not discovered in a run of it: {why}. "
                 "A row in snnk.hf.architectures adds a type"
             ) from error
     return _rows[base]
@@ -91,7 +91,7 @@ def use_row(model: PreTrainedModel, names: Mapping[str, Any]) -> None:
     names, base = check_row(names), model.base_model
     attention = names.pop("attention", None)
     row = Architecture(**names, attention=None if attention is None else AttentionNames(**attention, fixed=SEEN))
-    path = row.block.removesuffix(".{}")
+    path = row.layer.removesuffix(".{}")
     try:
         for layer in base.get_submodule(path).children():
             for which in ("up", "down", "gate", "sum"):
@@ -109,7 +109,8 @@ def use_row(model: PreTrainedModel, names: Mapping[str, Any]) -> None:
     _rows[base] = row
 
 
-def _look(model: PreTrainedModel) -> Architecture:
+def _trace(model: PreTrainedModel) -> Architecture:
+    """The row that the calls of a run show, before it is verified."""
     if any(p.is_meta for p in model.parameters()):
         raise _Failed("weights are on the meta device or offloaded, so that it cannot be run; load it into memory")
     batch = _inputs(model)
