@@ -25,17 +25,15 @@ class CheckpointError(ValueError):
     """A checkpoint is damaged, does not fit, or belongs to another run."""
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def is_count(value: Any) -> bool:
-    return is_number(value) and isinstance(value, int) and value >= 0
+    return _checks.is_integer(value) and value >= 0
 
 
 def are_rows(value: Any) -> bool:
     """Whether a value is a list of dicts of numbers."""
-    return isinstance(value, list) and all(isinstance(x, dict) and all(map(is_number, x.values())) for x in value)
+    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+        return False
+    return all(_checks.is_number(x) for row in value for x in row.values())
 
 
 def checkpoint_of(out: str | Path) -> Path:

@@ -9,7 +9,7 @@ import difflib
 import numbers
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,11 +34,36 @@ def look_up(name: object, table: Mapping[str, T], kind: str) -> T:
     return table[choose(name, table, kind)]
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a real number, which may be one of numpy's, and no bool."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether a value is an integer, which may be one of numpy's, and no bool."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def at_least_zero(value: object, name: str) -> None:
+    """Refuse what is no number, negative or not finite."""
+    if not is_number(value) or not 0 <= value < float("inf"):
+        raise ValueError(f"{name} must be a number of at least 0; got {value!r}")
+
+
 def positive_int(value: object, name: str) -> int:
     """Return an integer, which may be one of numpy's, as an int: JSON takes no other."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+    if not is_integer(value) or value < 1:
         raise ValueError(f"{name} must be a positive integer; got {value!r}")
     return int(value)
+
+
+def ranks(value: object, name: str) -> tuple[int, int]:
+    """Return the dimensions per head of queries and keys, and of values, as a tuple, for which JSON has a list."""
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ValueError(
+            f"ranks of {name} must be two numbers, of queries and keys and of values; got {str(value)[:200]}"
+        )
+    return positive_int(value[0], f"rank of {name}"), positive_int(value[1], f"rank of {name}")
 
 
 def even_features(num_features: object) -> int:

@@ -133,9 +133,9 @@ def test_bad_requests():
     ("entry", "message"),
     [
         ({"kind": "low-rank", "ranks": [4, 99]}, "have 8 dimensions"),
-        ({"kind": "low-rank", "ranks": [4]}, "list of two ranks"),
+        ({"kind": "low-rank", "ranks": [4]}, "must be two numbers"),
         ({"kind": "low-rank", "ranks": [4, -1]}, "positive integer"),
-        ({"kind": "low-rank", "ranks": [4, 4], "map": {}}, "list of two ranks"),
+        ({"kind": "low-rank", "ranks": [4, 4], "map": {}}, "must have the keys"),
         ({"kind": "linear"}, "cannot become 'linear'"),
         ({"kind": "low-rank", "ranks": [5, 3]}, "does not fit the model|mismatch"),
     ],

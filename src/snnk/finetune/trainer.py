@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from snnk import _checks
 from snnk._checkpoint import (
     Check,
     CheckpointError,
@@ -32,7 +33,6 @@ from snnk._checkpoint import (
     are_rows,
     check_shapes,
     is_count,
-    is_number,
     read_checkpoint,
     write_checkpoint,
 )
@@ -45,15 +45,15 @@ SAVED: dict[str, Check] = {  # fields of Trained in a checkpoint
     "history": are_rows,
     "best": is_count,
     "steps": is_count,
-    "seconds": is_number,
-    "step_seconds": is_number,
+    "seconds": _checks.is_number,
+    "step_seconds": _checks.is_number,
     "stopped_early": lambda value: isinstance(value, bool),
 }
 
 
 def read_run(path: Path, key: str) -> tuple[Parts, dict[str, Any]]:
     """The tensors and facts of a training's checkpoint."""
-    parts, facts = read_checkpoint(path, key, {"loss_sum": is_number, **SAVED})
+    parts, facts = read_checkpoint(path, key, {"loss_sum": _checks.is_number, **SAVED})
     if facts["best"] >= max(len(facts["history"]), 1):
         raise CheckpointError(f"{path} is no checkpoint: its best epoch is {facts['best']}; delete it to start again")
     return parts, facts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from snnk import _checks
 from snnk.hf.architectures import REFUSED, Architecture, kind_of, row_of
-from snnk.hf.model_blocks import FFN, Attention, ModelBlock, part_at
+from snnk.hf.model_blocks import FFN, KEPT, Attention, ModelBlock, part_at
 
 
 def find_ffns(model: PreTrainedModel) -> list[FFN]:
@@ -48,7 +48,7 @@ def find_ffns(model: PreTrainedModel) -> list[FFN]:
             ffns.append(FFN(name, len(ffns), row, layer, part.config, tuple(configs.values())))
     for ffn in ffns:
         wanted = [w for w in ("up", "activation", "down", "gate", "sum", "scale") if getattr(ffn.row, w)]
-        if ffn.kind not in ("dense", "atoms"):
+        if ffn.kind not in (KEPT, "atoms"):
             wanted = [w for w in wanted if w not in ("activation", "gate")]
         missing = [getattr(ffn.row, which) for which in wanted if ffn.slot(which) is None]
         if missing:
@@ -116,7 +116,7 @@ def parse_layers(layers: str | Iterable[int]) -> slice | list[int]:
             raise ValueError(expected)
         return sorted({int(number) for number in layers.split(",")})
     chosen = list(layers) if isinstance(layers, Iterable) else [None]
-    if any(isinstance(i, bool) or not isinstance(i, numbers.Integral) for i in chosen):
+    if not all(map(_checks.is_integer, chosen)):
         raise TypeError(expected)
     return sorted({int(i) for i in chosen if i is not None})
 

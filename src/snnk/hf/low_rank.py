@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snnk import _checks
-from snnk.hf.model_blocks import FFN, Attention, Cost, ModelBlock
+from snnk.hf.model_blocks import FFN, KEPT, Attention, Cost, ModelBlock
 from snnk.hf.replace import LOW_RANK, Entry, FactoryKwargs, Replacement, note_, place_of, rebuild_, set_slot
 
 PARTS = ("query", "key", "value")
@@ -184,10 +184,9 @@ def replace_attention_(attention: Attention, ranks: Sequence[int]) -> LowRank:
         >>> model(torch.zeros(1, 5, dtype=torch.long)).last_hidden_state.shape
         torch.Size([1, 5, 8])
     """
-    if attention.kind != "dense":
+    if attention.kind != KEPT:
         raise ValueError(f"{attention.name} was replaced before ({attention.kind}); start from the original model")
-    check_ranks(attention, ranks)
-    r, t = int(ranks[0]), int(ranks[1])
+    r, t = check_ranks(attention, ranks)
     names, (heads, groups), full = attention.names, attention.heads, attention.head_size
     old = {name: attention.slot(name) for name in (*PARTS, "out")}
     place = place_of(attention.weight("query"))
@@ -241,19 +240,18 @@ def rebuild_block_(block: ModelBlock, entry: Entry, room: int) -> Replacement | 
     raise ValueError(f"{block.name} is a {type(block).__name__} block, which cannot become {entry.get('kind')!r}")
 
 
-def check_ranks(attention: Attention, ranks: object) -> None:
-    """Refuse ranks that the attention block cannot have."""
+def check_ranks(attention: Attention, ranks: object) -> tuple[int, int]:
+    """Return ranks that the attention block can have, and refuse others."""
     full, name = attention.head_size, attention.name
-    if not isinstance(ranks, list | tuple) or len(ranks) != 2:
-        raise ValueError(f"ranks of {name} must be two numbers, of queries and keys and of values; got {ranks!r}")
-    for rank in ranks:
-        if _checks.positive_int(rank, f"rank of {name}") > full:
-            raise ValueError(f"the heads of {name} have {full} dimensions; got ranks {list(ranks)}")
-    if attention.names.fixed and ranks[0] != full:
+    r, t = _checks.ranks(ranks, name)
+    if max(r, t) > full:
+        raise ValueError(f"the heads of {name} have {full} dimensions; got ranks {[r, t]}")
+    if attention.names.fixed and r != full:
         raise ValueError(
             f"queries and keys of {name} keep their {full} dimensions per head: {attention.names.fixed}; "
-            f"got ranks {list(ranks)}"
+            f"got ranks {[r, t]}"
         )
+    return r, t
 
 
 def _new_bias(attention: Attention, rank: int) -> bool:

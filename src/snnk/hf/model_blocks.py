@@ -20,6 +20,8 @@ from transformers.pytorch_utils import Conv1D
 
 from snnk.hf.architectures import UNSEEN, Architecture, AttentionNames, row_of
 
+KEPT = "dense"  # the kind of a block that stays, or stayed, as it is
+
 
 class Cost(NamedTuple):
     """Numbers that modules store, buffers of a feature map included, and multiply-adds of their matrices per token."""
@@ -86,9 +88,9 @@ class ModelBlock(ABC):
 
     @property
     def kind(self) -> str:
-        """The kind of module that replaced the block, or "dense"."""
+        """The kind of module that replaced the block, or KEPT."""
         blocks = getattr(getattr(self.configs[0], "quantization_config", None), "blocks", {})
-        return str(blocks.get(self.name, {}).get("kind", "dense"))
+        return str(blocks.get(self.name, {}).get("kind", KEPT))
 
     @property
     def found(self) -> dict[str, Any] | None:

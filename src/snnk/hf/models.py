@@ -21,6 +21,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
+from snnk import _checks
 from snnk.hf.folders import check_folder, some
 from snnk.hf.model_blocks import ModelBlock
 
@@ -112,7 +113,7 @@ def load_processor(source: str | Path, images: bool, *, vocab_size: int = 0) -> 
     except Exception as error:  # the tokenizers library raises plain ones
         raise ValueError(f"{source} has no {what} that can be loaded: {error}") from error
     most = getattr(processor, "model_max_length", 1)  # the value in tokenizer_config.json, of any type
-    if isinstance(most, bool) or not isinstance(most, int | float) or not most >= 1:
+    if not _checks.is_number(most) or not most >= 1:
         raise ValueError(f"{source}: tokenizer_config.json has the model_max_length {most!r}; a number is expected")
     if not images and len(processor) < SMALL * vocab_size:
         raise ValueError(

@@ -28,6 +28,7 @@ from snnk.hf.discovery import use_row
 from snnk.hf.finding import find_blocks, rows_of
 from snnk.hf.folders import check_folder, some
 from snnk.hf.low_rank import rebuild_block_
+from snnk.hf.model_blocks import KEPT
 from snnk.hf.models import plain_, refuse_keys, refuse_nan, refuse_sizes
 from snnk.hf.replace import METHOD, SNNKQuantizationConfig, note_
 
@@ -108,7 +109,7 @@ class SNNKQuantizer(HfQuantizer):
         config: Any = self.quantization_config
         parts: dict[str, Any] = {}
         for block in find_blocks(model) if config.blocks else []:
-            if block.kind != "dense":
+            if block.kind != KEPT:
                 parts[block.layer_name] = block.layer
         if self.pooler is not None and self.pooler.fits:
             parts[self.pooler.site.new[0]] = self.pooler.dense

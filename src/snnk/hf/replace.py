@@ -147,16 +147,14 @@ def _check_entry(name: object, entry: object) -> None:
         raise ValueError(f"blocks must be {{name: {{kind: ...}}}}; got {name!r}: {entry!r}")
     kind = _checks.choose(entry.get("kind"), [*OWN_KINDS, LOW_RANK, "features", *FEATURE_MAPS], f"kind of {name}")
     if kind == LOW_RANK:
-        ranks = entry.get("ranks")
-        if set(entry) != {"kind", "ranks"} or not isinstance(ranks, list) or len(ranks) != 2:
-            raise ValueError(f"{name} ({kind}) must have a list of two ranks; got {str(entry)[:500]}")
-        for rank in ranks:
-            _checks.positive_int(rank, f"rank of {name}")
-        return
-    wanted = {"kind"} if kind in PLAIN else {"kind", "num_features"} | ({"map"} if kind != "atoms" else set())
+        wanted = {"kind", "ranks"}
+    else:
+        wanted = {"kind"} if kind in PLAIN else {"kind", "num_features"} | ({"map"} if kind != "atoms" else set())
     if set(entry) != wanted:
         raise ValueError(f"{name} ({kind}) must have the keys {sorted(wanted)}; got {sorted(map(str, entry))}")
     _check_sizes(name, entry)
+    if kind == LOW_RANK:
+        _checks.ranks(entry["ranks"], name)
 
 
 def check_row(row: object) -> dict[str, Any]:

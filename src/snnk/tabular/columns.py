@@ -50,7 +50,7 @@ class Column:
             raise ValueError(f"the name of a column must be a text; got {_short(name)}")
         for key in ("mean", "scale"):
             value = stored[key]
-            if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+            if not _checks.is_number(value) or not abs(value) <= LARGEST:
                 raise ValueError(f"the {key} of column {name!r} must be a finite number; got {_short(value)}")
         if not stored["scale"] > 0:
             raise ValueError(f"the scale of column {name!r} must be above 0; got {stored['scale']!r}")

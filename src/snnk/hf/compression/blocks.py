@@ -7,7 +7,6 @@ original's residual stream, and repairs errors made in the layers below.
 from __future__ import annotations
 
 import copy
-import numbers
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -26,16 +25,17 @@ from snnk.hf.compression.checkpoint import CompressionCheckpoint
 from snnk.hf.compression.damage import enough
 from snnk.hf.compression.distill import AUTO, Progress, Recovery, recover_, unseen
 from snnk.hf.compression.ffn import fit_ffn
-from snnk.hf.compression.plans import KEPT, BlockPlan, Plan, at_least_zero, describe
+from snnk.hf.compression.plans import BlockPlan, Plan, describe
 from snnk.hf.compression.targets import Tokens, make_tokens
 from snnk.hf.cost import stored
 from snnk.hf.finding import find_blocks
 from snnk.hf.low_rank import LowRank
-from snnk.hf.model_blocks import FFN, Attention, ModelBlock
+from snnk.hf.model_blocks import FFN, KEPT, Attention, ModelBlock
 from snnk.hf.models import Batch, check_batches, evaluating, without_gguf_
 from snnk.hf.record import ActivationCache, Reached, hold_out
 from snnk.hf.replace import Replacement
 
+Site = Tokens | Calls  # what a block is fitted to or measured on: for attention whole calls, as it mixes tokens
 CHOOSING = 16  # further batches that the length of the distillation is chosen by
 CHOOSING_CAUSAL = 4  # of a decoder, which has more to compare in each
 
@@ -228,23 +228,26 @@ def _check_arguments(
 ) -> None:
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a Plan, as snnk.hf.plan(model, keep=0.5) returns; got {plan!r}")
-    if recover != AUTO and (isinstance(recover, bool) or not isinstance(recover, numbers.Integral)):
+    if recover != AUTO and not _checks.is_integer(recover):
         raise TypeError(f"recover must be a number of steps or {AUTO!r}; got {recover!r}")
     for name, value in (("refine", refine), ("seed", seed)):
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        if not _checks.is_integer(value):
             raise TypeError(f"{name} must be an integer; got {value!r}")
-    at_least_zero(refine, "refine")
-    at_least_zero(0 if recover == AUTO else recover, "recover")
+    _checks.at_least_zero(refine, "refine")
+    _checks.at_least_zero(0 if recover == AUTO else recover, "recover")
     _checks.positive(recover_minutes, "recover_minutes")
     if max_error is not None:
-        at_least_zero(max_error, "max_error")
+        _checks.at_least_zero(max_error, "max_error")
     _checks.positive_int(max_tokens, "max_tokens")
 
 
-def _error(block: ModelBlock, site: Tokens | Calls) -> float:
+def _error(block: ModelBlock, site: Site) -> float:
     """Weighted squared error of a block in its present state, over the variance of the targets."""
-    subject: Any = block
-    return site.error(subject)
+    if isinstance(block, Attention) and isinstance(site, Calls):
+        return site.error(block)
+    if isinstance(block, FFN) and isinstance(site, Tokens):
+        return site.error(block)
+    raise TypeError(f"{block.name} is a {type(block).__name__} block, which is not measured on {type(site).__name__}")
 
 
 def _unknowns(block: ModelBlock, planned: BlockPlan) -> int:
@@ -256,9 +259,9 @@ def _unknowns(block: ModelBlock, planned: BlockPlan) -> int:
 
 def _sites(
     block: ModelBlock, reached: Reached, streams: list[Tensor], training: list[Batch], held: list[Batch]
-) -> list[Tokens | Calls]:
+) -> list[Site]:
     """What a block is fitted to, and what it is measured on."""
-    found: list[Tokens | Calls] = []
+    found: list[Site] = []
     cut = len(training)
     for part, batches in ((slice(cut), training), (slice(cut, None), held)):
         inputs = reached.inputs[part]
@@ -272,7 +275,7 @@ def _sites(
 
 
 def _fit(
-    block: ModelBlock, planned: BlockPlan, site: Tokens | Calls, refine: int, seed: int, undo: ExitStack
+    block: ModelBlock, planned: BlockPlan, site: Site, refine: int, seed: int, undo: ExitStack
 ) -> Replacement | LowRank:
     if isinstance(block, Attention) and isinstance(site, Calls) and planned.ranks is not None:
         return fit_attention(block, planned.ranks, site, refine // 2, seed, undo)

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 
 from snnk.hf.compression.attention import HeadMaps, HeadSums, shortened
 from snnk.hf.compression.ffn import PENALTY
-from snnk.hf.compression.plans import KEPT, BlockPlan, option
+from snnk.hf.compression.plans import BlockPlan, option
 from snnk.hf.compression.targets import gain, importance
-from snnk.hf.model_blocks import FFN, Attention, ModelBlock
+from snnk.hf.model_blocks import FFN, KEPT, Attention, ModelBlock
 from snnk.hf.models import Batch, check_batches, evaluating
 from snnk.hf.record import Call, Observation, context, flat, observe, run_to
 from snnk.hf.replace import LOW_RANK

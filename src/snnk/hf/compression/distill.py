@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from snnk import _checks
 from snnk._checkpoint import (
     Check,
     CheckpointError,
@@ -39,7 +40,6 @@ from snnk._checkpoint import (
     are_rows,
     check_shapes,
     is_count,
-    is_number,
     read_checkpoint,
     write_checkpoint,
 )
@@ -382,11 +382,11 @@ SAVED: dict[str, Check] = {
     "stages": lambda value: isinstance(value, list) and all(map(is_count, value)),
     "length": is_count,
     "at": is_count,
-    "losses": lambda value: isinstance(value, list) and all(map(is_number, value)),
+    "losses": lambda value: isinstance(value, list) and all(map(_checks.is_number, value)),
     "curve": lambda rows: are_rows(rows) and all({"step", "held_out"} <= row.keys() for row in rows),
     "kept": is_count,
     "stopped": lambda value: isinstance(value, str),
-    "before": is_number,
+    "before": _checks.is_number,
 }
 
 

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from snnk.hf.compression.plans import KEPT
 from snnk.hf.finding import choose_layers, find_ffns
-from snnk.hf.model_blocks import FFN
+from snnk.hf.model_blocks import FFN, KEPT
 from snnk.hf.replace import Replacement, place_of, replace_, set_slot
 from snnk.maps import FeatureMap
 from snnk.nn.linear import SNNKLinear

@@ -20,13 +20,13 @@ from transformers import PreTrainedModel
 from snnk import _checks
 from snnk.hf.compression.causal import is_causal
 from snnk.hf.compression.damage import Option, measure
-from snnk.hf.compression.plans import FEATURES, KEPT, BlockPlan, Plan, is_number, option
+from snnk.hf.compression.plans import FEATURES, BlockPlan, Plan, option
 from snnk.hf.compression.sensitivity import sensitivities
 from snnk.hf.compression.times import Timings
 from snnk.hf.compression.timing import TOKENS, measure_times
 from snnk.hf.cost import stored
 from snnk.hf.finding import choose_layers, find_blocks, find_ffns
-from snnk.hf.model_blocks import FFN, Attention, ModelBlock
+from snnk.hf.model_blocks import FFN, KEPT, Attention, ModelBlock
 from snnk.hf.models import Batch, check_batches, in_memory
 from snnk.hf.replace import LOW_RANK
 
@@ -233,7 +233,7 @@ def _parameters(model: PreTrainedModel, blocks: list[ModelBlock], keep: Any, siz
     """The parameters that the blocks may have."""
     here = sum(block.num_parameters for block in blocks)
     if keep is not None:
-        if not is_number(keep) or not 0 < keep <= 1:
+        if not _checks.is_number(keep) or not 0 < keep <= 1:
             raise ValueError(f"keep must be above 0 and at most 1; got {keep!r}")
         most = float(keep) * here
     else:
@@ -258,7 +258,7 @@ def _time(timings: Timings, seconds: float) -> Budget:
 
 
 def _factor(speedup: Any) -> float:
-    if not is_number(speedup) or not 1 <= speedup < float("inf"):
+    if not _checks.is_number(speedup) or not 1 <= speedup < float("inf"):
         raise ValueError(f"target_speedup must be a number of at least 1; got {speedup!r}")
     return float(speedup)
 
@@ -269,6 +269,6 @@ def _quantity(value: Any, units: Mapping[str, float], expected: str) -> float:
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([A-Z]*)\s*", value.upper())
         number, unit = (float(match[1]), match[2]) if match else (None, "")
-    if not is_number(number) or not 0 < number < float("inf") or unit not in units:
+    if not _checks.is_number(number) or not 0 < number < float("inf") or unit not in units:
         raise ValueError(f"{expected}; got {value!r}")
     return float(number) * units[unit]

@@ -2,7 +2,6 @@ r"""Plans: what each block of a model becomes, and how a plan is saved, checked 
 
 from __future__ import annotations
 
-import numbers
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -15,14 +14,13 @@ from snnk import _checks, _io
 from snnk.hf import low_rank
 from snnk.hf.compression import times
 from snnk.hf.finding import find_blocks
-from snnk.hf.model_blocks import FFN, Attention, ModelBlock
+from snnk.hf.model_blocks import FFN, KEPT, Attention, ModelBlock
 from snnk.hf.models import in_memory
 from snnk.hf.replace import LOW_RANK, cost_after
 from snnk.maps import RANDOM_MAPS, make_feature_map
 
 FORMAT = "snnk.Plan/1"
 FEATURES = ("atoms", *RANDOM_MAPS)
-KEPT = times.KEPT  # the kind of a block that stays as it is
 KINDS = (*FEATURES, "linear", "drop", LOW_RANK, KEPT)
 OLD_KINDS = {"relu": "random-relu", "cos": "random-fourier"}  # in plan.json from before the rename
 
@@ -58,16 +56,12 @@ class BlockPlan:
         if (self.kind == LOW_RANK) != (self.ranks is not None):
             raise ValueError(f"ranks belong to {LOW_RANK!r} and to no other kind; {self.name} is {self.kind}")
         if self.ranks is not None:
-            if not isinstance(self.ranks, list | tuple) or len(self.ranks) != 2:
-                raise ValueError(f"ranks of {self.name} must be two numbers; got {self.ranks!r}")
-            for rank in self.ranks:
-                _checks.positive_int(rank, f"rank of {self.name}")
-            object.__setattr__(self, "ranks", tuple(self.ranks))  # JSON has a list
+            object.__setattr__(self, "ranks", _checks.ranks(self.ranks, self.name))
         for name in ("width", "parameters_before", "multiply_adds_before", "parameters"):
             _checks.positive_int(getattr(self, name), f"{name} of {self.name}")
-        at_least_zero(self.multiply_adds, f"multiply_adds of {self.name}")  # a constant has none
+        _checks.at_least_zero(self.multiply_adds, f"multiply_adds of {self.name}")  # a constant has none
         if self.predicted_error is not None:
-            at_least_zero(self.predicted_error, f"predicted_error of {self.name}")
+            _checks.at_least_zero(self.predicted_error, f"predicted_error of {self.name}")
 
     @property
     def becomes(self) -> str:
@@ -223,16 +217,6 @@ def _check(block: ModelBlock, planned: BlockPlan) -> None:
             raise ValueError(
                 f"{block.name} has room for {most} {planned.kind}; got num_features {planned.num_features}"
             )
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a number, of numpy too, and no bool."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def at_least_zero(value: Any, name: str) -> None:
-    if not is_number(value) or not 0 <= value < float("inf"):
-        raise ValueError(f"{name} must be a number of at least 0; got {value!r}")
 
 
 def _few(blocks: Mapping[str, tuple[int, int]]) -> str:

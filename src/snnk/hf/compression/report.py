@@ -19,8 +19,9 @@ from snnk._text import html as escape
 from snnk._text import markdown, printable
 from snnk.hf.compression import figures
 from snnk.hf.compression.distill import Recovery
-from snnk.hf.compression.plans import KEPT, describe
+from snnk.hf.compression.plans import describe
 from snnk.hf.cost import counting_mode, in_turns
+from snnk.hf.model_blocks import KEPT
 from snnk.hf.models import Batch, place
 
 FORMAT = "snnk.CompressReport/1"

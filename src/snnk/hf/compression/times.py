@@ -20,11 +20,11 @@ import numpy as np
 from scipy.optimize import nnls
 
 from snnk import _checks
+from snnk.hf.model_blocks import KEPT
 
 if TYPE_CHECKING:
     from snnk.hf.compression.plans import BlockPlan
 
-KEPT = "dense"  # the kind of a block that stays as it is
 MOST_TIMES, MOST_FEATURES = 256, 10**7  # in a file
 
 
@@ -43,9 +43,7 @@ class Time:
         if self.num_features is not None:
             _checks.positive_int(self.num_features, "num_features of a time")
         if self.ranks is not None:
-            if not isinstance(self.ranks, list | tuple) or len(self.ranks) != 2:
-                raise ValueError(f"ranks of a time must be two numbers; got {self.ranks!r}")
-            object.__setattr__(self, "ranks", tuple(_checks.positive_int(r, "rank of a time") for r in self.ranks))
+            object.__setattr__(self, "ranks", _checks.ranks(self.ranks, "a time"))
         _checks.positive(self.seconds, "seconds of a time")
 
 
@@ -148,7 +146,7 @@ class Timings:
                 raise TypeError(f"{name} must be a text; got {getattr(self, name)!r}")
         object.__setattr__(self, "tokens", check_tokens(self.tokens))
         _checks.positive_int(self.threads, "threads")
-        if not isinstance(self.waited, int | float) or not 0 <= self.waited <= 1:
+        if not _checks.is_number(self.waited) or not 0 <= self.waited <= 1:
             raise ValueError(f"waited must be from 0 to 1; got {self.waited!r}")
         _checks.positive(self.seconds, "seconds")
 

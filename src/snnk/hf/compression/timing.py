@@ -17,7 +17,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,11 @@ from transformers import PreTrainedModel
 from snnk import _checks
 from snnk._environment import environment
 from snnk.hf.compression.plans import BlockPlan, option, width_of
-from snnk.hf.compression.times import KEPT, Time, TimedBlocks, Timings, check_tokens
+from snnk.hf.compression.times import Time, TimedBlocks, Timings, check_tokens
 from snnk.hf.cost import counting_mode, in_turns
 from snnk.hf.finding import find_blocks
 from snnk.hf.low_rank import LowRank, replace_attention_
-from snnk.hf.model_blocks import FFN, Attention, ModelBlock
+from snnk.hf.model_blocks import FFN, KEPT, Attention, ModelBlock
 from snnk.hf.models import Batch, example_inputs, place, without_gguf_
 from snnk.hf.replace import LOW_RANK, Replacement, replace_
 from snnk.maps import RANDOM_MAPS, make_feature_map
@@ -121,14 +121,6 @@ def measure_times(
     return Timings(runtime, trial.tokens, processor, threads, trial.waited, seconds, tuple(found))
 
 
-def measure_plan(
-    model: PreTrainedModel, blocks: Iterable[BlockPlan], *, tokens: tuple[int, int] = TOKENS, runtime: str = "torch"
-) -> float:
-    """Seconds of a model with blocks of the planned sizes, over its own, without a fit; the model stays as it is."""
-    with _Trial(model, tokens, runtime) as trial:
-        return trial.ratio(list(blocks))
-
-
 def compare(models: Sequence[PreTrainedModel], *, tokens: tuple[int, int], runtime: str) -> list[float]:
     """Seconds of models for one batch, in turns."""
     run = _checks.look_up(runtime, RUNTIMES, "runtime")
@@ -174,7 +166,7 @@ class _Trial:
         generator = torch.Generator().manual_seed(0)
         with ExitStack() as undo:
             for planned in blocks:
-                if (new := _replace(self.blocks[planned.name], planned)) is not None:
+                if (new := replace_as_planned(self.blocks[planned.name], planned)) is not None:
                     undo.callback(new.restore_)
                     for parameter in (p for module in new.modules for p in module.parameters()):
                         # not zeros, as a runtime may store equal layers once
@@ -195,7 +187,7 @@ class _Trial:
         return time.perf_counter(), time.process_time()
 
 
-def _replace(block: ModelBlock, planned: BlockPlan) -> Replacement | LowRank | None:
+def replace_as_planned(block: ModelBlock, planned: BlockPlan) -> Replacement | LowRank | None:
     """Put new modules in place of a block as planned, and do not fit them."""
     if isinstance(block, Attention) and planned.ranks is not None:
         return replace_attention_(block, planned.ranks)
