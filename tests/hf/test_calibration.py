@@ -110,6 +110,12 @@ def test_values_may_be_quoted(tmp_path, kind, comma):
     assert decoded(load_calibration(path, make_tokenizer())) == ["w1 w2"] * 12
 
 
+def test_lone_quotes_of_glue_swallow_no_lines(tmp_path):
+    texts = [f"{quote}{text}" for text, quote in zip(make_texts(), ['"', "", ""] * 20, strict=True)]
+    path = write(tmp_path, "tsv", texts)
+    assert load_calibration(path, make_tokenizer()).items == 60
+
+
 def test_batches_are_of_like_lengths_padded_and_shuffled_by_seed(tmp_path):
     path = write(tmp_path, "txt", make_texts(200))
     found, again, other = (load_calibration(path, make_tokenizer(), batch_size=8, seed=s) for s in (0, 0, 1))

@@ -6,7 +6,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from snnk.hf.data import labelled_images, pad_id, pad_texts, read_columns, text_column
+from snnk.hf.data import labelled_images, pad_id, pad_texts, read_columns, read_rows, text_column
 
 from helpers.texts import make_images, make_tokenizer
 
@@ -62,6 +62,29 @@ def test_lines_of_glue_may_have_more_values(tmp_path):
     (tmp_path / "a.csv").write_text("a,b\n1,2,3\n")
     with pytest.raises(ValueError, match="quote values"):
         read_columns(tmp_path / "a.csv", spare=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ('a\tb\n"x\t1\ny\t"z\nv w"\t2\n', [('"x', "1"), ("y", '"z'), ('v w"', "2")]),  # lone quotes, as in GLUE
+        ('a\tb\n"x" y "z"\t"1"\n"x ""y"""\t2\n', [('"x" y "z"', "1"), ('x "y"', "2")]),
+        ('"a"\t"b"\r\n"x\ty"\t1\r\n', [("x\ty", "1")]),
+        ('a\tb\n1\t"x\ny"\n', [("1", "x\ny")]),
+        ('a\n"x\ny"\nz\n', [("x\ny",), ("z",)]),
+        ('a\n"x\ny\nz "w\n', [('"x',), ("y",), ('z "w',)]),
+        ('a\tb\n"x\t1\t2\ny"\t"z\n', [('"x', "1"), ('y"', '"z')]),  # MNLI also has more values than columns
+    ],
+)
+def test_quotes_of_a_tsv_are_those_of_its_values_or_of_its_texts(tmp_path, text, wanted):
+    (tmp_path / "a.tsv").write_bytes(text.encode())
+    assert [tuple(row.values()) for row in read_rows(tmp_path / "a.tsv", quoted=True)] == wanted
+
+
+def test_a_tsv_that_is_neither_lines_nor_quoted_is_refused(tmp_path):
+    (tmp_path / "a.tsv").write_text('a\tb\n1\t"x\ny "z"\n')
+    with pytest.raises(ValueError, match="row 3, has 1 values for the 2 columns a, b; complete it"):
+        list(read_rows(tmp_path / "a.tsv", quoted=True))
 
 
 def test_the_text_column_is_the_first_of_strings():

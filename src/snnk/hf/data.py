@@ -3,7 +3,7 @@
 | ending | read as |
 |---|---|
 | .csv | values separated by commas, quoted where they have commas; the first line has the names of the columns |
-| .tsv | values separated by tabs, without quotes, as GLUE's files are; for calibration quoted like those of a .csv |
+| .tsv | values separated by tabs, without quotes, as GLUE's files are; for calibration they may also be quoted |
 | .jsonl, .ndjson | one JSON object per line; keys are columns |
 | .parquet, .pq, .arrow, .feather, .ipc | a table of Arrow |
 | a folder | images (.png, .jpg, .jpeg) |
@@ -80,7 +80,8 @@ def read_rows(
     Args:
         path: a file with one of the endings above.
         header, spare: of `read_columns`.
-        quoted: values of a .tsv may be quoted, like those of a .csv.
+        quoted: values of a .tsv may be quoted, like those of a .csv. Quotes that are part of a text are kept: a file is
+            read as lines with quotes of no meaning, as GLUE's are, unless only quotes make its rows complete.
         only: the columns that are needed; a table of Arrow is read without the others.
         at_once: rows of a table of Arrow that are decoded together.
     """
@@ -132,8 +133,12 @@ def read_lines(path: Path) -> Iterator[str]:
 def _separated_rows(path: Path, header: Sequence[str] | None, spare: bool, quoted: bool) -> Iterator[dict[str, str]]:
     csv.field_size_limit(2**31 - 1)  # Python's own limit of 131,072 characters is too low for a long document
     tabs, lines = file_format(path)[0] == ".tsv", read_lines(path)
-    plain = tabs and not quoted
-    rows = csv.reader(lines, delimiter="\t" if tabs else ",", quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL)
+    plain = tabs and not (quoted and _needs_quotes(path, header))
+    rows: Iterator[list[str]] = csv.reader(
+        lines, delimiter="\t" if tabs else ",", quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL
+    )
+    if plain and quoted:
+        rows, spare = (list(map(_unquoted, row)) for row in rows), True
     try:
         names = list(header) if header else next(rows, [])
         twice = [name for name, times in Counter(names).items() if name and times > 1]  # tables may end in empty ones
@@ -151,6 +156,29 @@ def _separated_rows(path: Path, header: Sequence[str] | None, spare: bool, quote
             yield dict(zip(names, row, strict=False))
     except csv.Error as error:
         raise ValueError(f"{path} cannot be read as {file_format(path)[0]}: {error}") from error
+
+
+def _needs_quotes(path: Path, header: Sequence[str] | None) -> bool:
+    """Whether the rows of a .tsv are complete as quoted values, with tabs or line breaks in them, and as lines are not.
+
+    Lone quotes of a text in GLUE would otherwise make one value of all lines up to the next quote.
+    """
+    lines = (line for line in read_lines(path) if line.strip("\r\n"))
+    count = len(header) if header else next(lines, "").count("\t") + 1
+    if count > 1 and all(line.count("\t") + 1 == count for line in lines):
+        return False
+    try:
+        rows = (row for row in csv.reader(read_lines(path), delimiter="\t", strict=True) if row)
+        count = len(header or next(rows, []))
+        return all(len(row) == count for row in rows)
+    except csv.Error:
+        return False
+
+
+def _unquoted(value: str) -> str:
+    """A value without the quotes around it, if these are all that it has, or inner ones are doubled."""
+    inner = value[1:-1]
+    return inner.replace('""', '"') if value == f'"{inner}"' and '"' not in inner.replace('""', "") else value
 
 
 def _json_rows(path: Path) -> Iterator[Any]:
