@@ -9,4 +9,4 @@ from helpers.compression import TINY
 def make(name, **options):
     torch.manual_seed(0)
     kind = getattr(hf, name)
-    return kind(kind.config_class(**TINY, **options)).eval()
+    return kind(kind.config_class(**{**TINY, **options})).eval()

@@ -56,6 +56,10 @@ class UnknownWords(ValueError):
     """The tokenizer does not know most of the texts' tokens."""
 
 
+class TooFewInputs(ValueError):
+    """There are too few inputs to fit to some and to hold out others."""
+
+
 class Calibration(list[dict[str, Tensor]]):
     """A list of batches that remembers their source.
 
@@ -160,7 +164,7 @@ def load_calibration(
         if images:
             raise ValueError("there is no general calibration for images; name a folder of images like those in use")
         if column is not None:
-            raise ValueError(f"the {GENERAL} has no columns; got column {column!r}")
+            raise ValueError(f"the {GENERAL} has no columns; got column {column!r}: name a file that has, too")
     elif not path.exists():
         raise FileNotFoundError(f"no calibration file or folder {path}")
     elif path.is_dir() != images:
@@ -254,7 +258,7 @@ def _sample(items: Iterable[T], most: int, generator: random.Random) -> list[T]:
 
 def _enough(count: int, path: str | Path, what: str) -> None:
     if count < FEWEST:
-        raise ValueError(f"{path} has {count} {what}; at least {FEWEST} are needed, of which one in ten is held out")
+        raise TooFewInputs(f"{path} has {count} {what}; at least {FEWEST} are needed, of which one in ten is held out")
 
 
 def _known(rows: list[TokenRow], path: str | Path, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -50,6 +50,21 @@ def alike(kind: str, held_out: bool) -> str | None:
     return f"{same}: agreement is measured on inputs that it was fitted to; give different {kind}"
 
 
+def single(pairs: bool, kind: str) -> str | None:
+    """Single texts for a model that reads pairs.
+
+    Example:
+        >>> single(True, "texts")  # doctest: +ELLIPSIS
+        'the model reads pairs of texts, and is fitted to single texts here: ...'
+    """
+    if not pairs or kind == "pairs":
+        return None
+    return (
+        "the model reads pairs of texts, and is fitted to single texts here: its errors on pairs may be much larger; "
+        "give a file of pairs, and name its two columns"
+    )
+
+
 def pieces(texts: Iterable[str], tokens: int) -> float | None:
     """Tokens per word; None for scripts without spaces between words.
 

@@ -234,6 +234,22 @@ def pooling_of(folder: Path) -> tuple[str, ...]:
     return ()
 
 
+def is_cross_encoder(folder: Path) -> bool:
+    """Whether a folder holds a cross-encoder of sentence-transformers, which reads pairs of texts."""
+    found = _json(folder / "config_sentence_transformers.json")
+    return isinstance(found, dict) and found.get("model_type") == "CrossEncoder"
+
+
+def makes_vectors(folder: Path) -> bool:
+    """Whether sentence-transformers makes vectors from the hidden states of the model in a folder.
+
+    It loads the model without a head then, whatever class config.json names: a model of embeddings that was trained
+    from a language model often still names the class of the latter.
+    """
+    modules = _modules(folder)
+    return bool(modules) and not is_cross_encoder(folder) and modules[0]["type"].rpartition(".")[2] == "Transformer"
+
+
 def copy_others(folder: Path, inner: PurePosixPath, target: Path) -> str:
     """Copy all files but the transformer's weights and configuration, and code; returns the text of the old card.
 

@@ -19,7 +19,16 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_TEXT_ENCODING_MAPPING,
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForTextEncoding,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from snnk import _checks
 from snnk.hf.folders import check_folder, some
@@ -31,6 +40,7 @@ POSITIONS_FROM_PADDING = {
     *("camembert", "data2vec-text", "esm", "ibert", "lilt", "longformer", "luke", "mpnet", "roberta"),
     *("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 }
+PAIR_LABELS = {"entailment", "not_entailment", "contradiction", "equivalent", "not_equivalent", "duplicate"}
 SMALL = 0.1  # a tokenizer with less than this part of a model's vocabulary is not the model's
 
 
@@ -96,6 +106,43 @@ def class_of(config: PretrainedConfig) -> type[PreTrainedModel] | None:
     name = names[0] if names and isinstance(names, list) else None
     found = getattr(transformers, name, None) if isinstance(name, str) else None
     return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
+
+
+def headless_class(config: PretrainedConfig) -> Any:
+    """The class that sentence-transformers loads for vectors of texts: without a head, and of a T5 the encoder alone.
+
+    Example:
+        >>> from transformers import Qwen2Config, T5Config
+        >>> headless_class(Qwen2Config(architectures=["Qwen2ForCausalLM"])).__name__
+        'AutoModel'
+        >>> headless_class(T5Config(architectures=["T5Model"])).__name__
+        'AutoModelForTextEncoding'
+    """
+    named = class_of(config)
+    if named is not None and named.__name__.endswith("EncoderModel"):
+        return named
+    return AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
+
+
+def reads_pairs(config: PretrainedConfig) -> bool:
+    """Whether the configuration of a model with a head for classes shows that it reads pairs of texts.
+
+    The marks of a cross-encoder of sentence-transformers show it, and so do the labels of tasks of pairs. A model
+    without either may still be made for pairs.
+
+    Example:
+        >>> from transformers import BertConfig
+        >>> reads_pairs(BertConfig(id2label={0: "entailment", 1: "neutral", 2: "contradiction"}))
+        True
+        >>> reads_pairs(BertConfig())
+        False
+    """
+    marks: Any = getattr(config, "sentence_transformers", None)
+    marked = hasattr(config, "sbert_ce_default_activation_function") or (
+        isinstance(marks, Mapping) and "activation_fn" in marks
+    )
+    labels = {str(label).lower() for label in (config.id2label or {}).values()}
+    return marked or bool(labels & PAIR_LABELS)
 
 
 def load_processor(source: str | Path, images: bool, *, vocab_size: int = 0) -> Any:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from snnk.hf.calibration import HELD_OUT, MAX_TOKENS, Calibration, UnknownWords, load_calibration
+from snnk.hf.calibration import HELD_OUT, MAX_TOKENS, Calibration, TooFewInputs, UnknownWords, load_calibration
 from snnk.hf.general import SOURCE as GENERAL
 from snnk.hf.record import hold_out
 
@@ -194,5 +194,5 @@ def _beside(given: Calibration, tokenizer: PreTrainedTokenizerBase, max_length: 
             without=given.groups,
             seed=seed,
         )
-    except UnknownWords:
+    except (UnknownWords, TooFewInputs):  # or it is the same to the tokenizer as the given texts
         return None

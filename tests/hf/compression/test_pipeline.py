@@ -9,10 +9,11 @@ import transformers as hf
 
 from snnk.hf import compress
 from snnk.hf.calibration import load_calibration
+from snnk.hf.general import general_texts
 
 from helpers.architectures import perturb_
 from helpers.heads import make
-from helpers.texts import make_texts, make_tokenizer, save
+from helpers.texts import make_english, make_paired, make_texts, make_tokenizer, save
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -141,3 +142,57 @@ def test_a_file_of_copies_is_measured_on_the_batches_that_compress_holds_out(ber
     (held,) = found["held_out"]
     assert held["inputs"] == 3 and held["worst"] == [] and found["agreement"]["cosine"] > 0.99
     assert any("reads all texts as the same tokens" in warning for warning in found["warnings"])
+
+
+LABELS = {0: "entailment", 1: "neutral", 2: "contradiction"}
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"num_labels": 1, "sentence_transformers": {"activation_fn": "x"}}, "pairs"),
+        ({"num_labels": 1, "sbert_ce_default_activation_function": "x"}, "pairs"),
+        ({"id2label": LABELS, "label2id": {name: i for i, name in LABELS.items()}}, "pairs"),
+        ({"num_labels": 2}, "texts"),
+    ],
+)
+def test_a_model_of_pairs_without_a_file(tmp_path, options, kind):
+    """It is fitted to pairs of general text, and a file of single texts is doubtful."""
+    tokenizer, notes = make_paired(make_english), []
+    model = make("BertForSequenceClassification", vocab_size=len(tokenizer), **options)
+    folder = save(model, tmp_path / "head", tokenizer)
+    common = {"keep": 0.5, "refine": 0, "joint": False, "recover": 0}
+    found = compress(folder, out=tmp_path / "out", say=notes.append, **common)
+    assert found["calibration"]["kind"] == kind and found["held_out"][0]["kind"] == kind
+    assert any("classifies pairs" in note for note in notes) == (kind == "texts")
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(general_texts(300)))
+    found = compress(folder, texts, out=tmp_path / "again", **common)
+    assert any("reads pairs of texts" in warning for warning in found["warnings"]) == (kind == "pairs")
+    with pytest.raises(ValueError, match=r"give one, or leave out column 'one,two'"):
+        compress(folder, out=tmp_path / "third", column="one,two")
+
+
+@pytest.mark.parametrize("base", [False, True])
+def test_a_folder_of_sentence_transformers_is_no_language_model(many, tmp_path, base):
+    """The class of config.json is that of the model that the embedding model was trained from."""
+    torch.manual_seed(0)
+    config = hf.GPT2Config(n_embd=8, n_inner=32, n_layer=2, n_head=2, vocab_size=43, n_positions=64)
+    model = hf.GPT2Model(config) if base else hf.GPT2LMHeadModel(config)
+    folder = save(model, tmp_path / "gpt2", make_tokenizer(eos_token="[CLS]"))
+    with_pooling(folder, "lasttoken")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["GPT2LMHeadModel"]}))
+    found = compress(folder, many, out=tmp_path / "out", keep=0.5, refine=0, recover=0)
+    assert found["model_class"] == "GPT2Model" and "by lasttoken pooling" in found["compared"]
+    assert "cosine" in found["agreement"] and found["settings"]["widen"]
+    batches = held_out(many)
+    before, after = (torch.cat(ends(outputs(place, batches), batches)) for place in (folder, tmp_path / "out"))
+    cosine = F.cosine_similarity(before, after, dim=1).mean()
+    assert found["agreement"]["cosine"] == pytest.approx(float(cosine), abs=1e-6)
+
+
+def ends(states, batches):
+    """The states of the last tokens that are not padding."""
+    lengths = [batch["attention_mask"].sum(1) for batch in batches]
+    return [x[torch.arange(len(x)), n - 1] for x, n in zip(states, lengths, strict=True)]

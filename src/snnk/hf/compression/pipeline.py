@@ -36,8 +36,16 @@ from snnk.hf.compression.times import Timings, check_tokens
 from snnk.hf.compression.timing import RUNTIMES, TOKENS, compare
 from snnk.hf.cost import stored
 from snnk.hf.finding import find_blocks, parse_layers
-from snnk.hf.folders import copy_others, find_folder, find_transformer, pooling_of, some
-from snnk.hf.models import load_model, load_processor, quiet, token_limit
+from snnk.hf.folders import (
+    copy_others,
+    find_folder,
+    find_transformer,
+    is_cross_encoder,
+    makes_vectors,
+    pooling_of,
+    some,
+)
+from snnk.hf.models import headless_class, load_model, load_processor, quiet, read_config, reads_pairs, token_limit
 from snnk.hf.widening import Gathered, gather
 
 KEEP = 0.33  # if there is neither `keep` nor a target
@@ -82,7 +90,8 @@ def compress(
     Args:
         model: folder of a Hugging Face model, also of sentence-transformers, or its name on the hub.
         calibration: unlabelled inputs: a file of texts (lines, .jsonl, .csv, .tsv, .parquet) or a folder of images.
-            Default: the general English text of snnk. Texts like those in use are better; images must be given.
+            Default: the general English text of snnk, as pairs of texts if the configuration shows that the model
+            reads pairs. Texts like those in use are better; images must be given.
         out: new folder for the compressed model, plan.json, report.json, report.html and a model card.
         keep, target_size, target_speedup, target_latency, layers, blocks, kind: of `snnk.hf.plan`. Default: keep=0.33.
         tokens, runtime: of `snnk.hf.plan`, for a speedup or a latency.
@@ -146,6 +155,8 @@ def compress(
     }
     _check(settings)
     out, calibration = Path(out), None if calibration is None else Path(calibration)
+    if calibration is None and column is not None:
+        raise ValueError(f"column names columns of the calibration file; give one, or leave out column {column!r}")
     if calibration is not None and not calibration.exists():
         raise FileNotFoundError(f"no calibration file or folder {calibration}")
     with _io.locked_output(out) as left:
@@ -213,7 +224,7 @@ def _compress(
     if out.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"the output {out} is inside the model's folder {folder}; name a folder outside")
     inner, sentences = find_transformer(folder), (folder / "modules.json").is_file()
-    network, processor = load(folder / inner, say, sentences=sentences)
+    network, processor = load(folder / inner, say, sentences=sentences, headless=makes_vectors(folder))
     blocks = len(find_blocks(network))
     together = settings["plan"] is None and settings["kind"] == "atoms" and settings["joint"] is not False
     timed = any(settings[name] is not None for name in TIMED)
@@ -229,10 +240,14 @@ def _compress(
     if settings["refine"] is None:
         settings = {**settings, "refine": 0 if causal and settings["recover"] else REFINE}
     length = min(settings["max_length"], token_limit(network.config) or settings["max_length"])
+    pairs = is_classifier(network) and (reads_pairs(network.config) or is_cross_encoder(folder))
+    if calibration is None and is_classifier(network) and not pairs:
+        say("note: if the model classifies pairs of texts, give a file of pairs and the names of its two columns")
     given = load_calibration(
         calibration,
         processor,
         column=settings["column"],
+        pairs=calibration is None and pairs,
         max_length=length,
         batch_size=CAUSAL_BATCH if causal else BATCH,
         held_out=HELD_OUT,
@@ -265,7 +280,7 @@ def _compress(
                     raise
                 say(f"note: every block keeps the same share, as a joint plan needs more inputs: {error}")
         checkpoint.start(plan)
-        warned = _warn(_before(inputs, plan), say)
+        warned = _warn([*_before(inputs, plan), doubts.single(pairs, inputs.given.kind)], say)
         if plan.timings is not None:
             warned += _warn([doubts.busy(plan.timings.waited, plan.timings.threads)], say)
         say(str(plan))
@@ -336,13 +351,16 @@ def _timing(
     }
 
 
-def load(folder: Path, say: Callable[[str], None], sentences: bool = False) -> tuple[PreTrainedModel, Any]:
+def load(
+    folder: Path, say: Callable[[str], None], *, sentences: bool = False, headless: bool = False
+) -> tuple[PreTrainedModel, Any]:
     """The model, with the head that its configuration names, and its tokenizer or image processor.
 
     A tensor that the files lack is refused, as it would be drawn at random, compressed and saved as if it were trained.
-    The exception is the pooler of a folder of sentence-transformers (`sentences`), which is saved as zeros.
+    The exception is the pooler of a folder of sentence-transformers (`sentences`), which is saved as zeros. With
+    `headless`, the model is the one that sentence-transformers makes vectors with, without a head.
     """
-    loaded = load_model(folder, zero_pooler=sentences)
+    loaded = load_model(folder, headless_class(read_config(folder)) if headless else None, zero_pooler=sentences)
     model = loaded.model
     if loaded.unexpected:
         say(f"note: a {type(model).__name__} does without {some(sorted(loaded.unexpected))}, which the files have")
@@ -351,6 +369,10 @@ def load(folder: Path, say: Callable[[str], None], sentences: bool = False) -> t
     images = model.main_input_name == "pixel_values"
     processor = load_processor(folder, images, vocab_size=getattr(model.config, "vocab_size", None) or 0)
     return model, processor
+
+
+def is_classifier(model: PreTrainedModel) -> bool:
+    return type(model).__name__.endswith("ForSequenceClassification")
 
 
 def _pooling(folder: Path) -> tuple[tuple[str, ...], str]:
