@@ -180,10 +180,17 @@ def test_compression_is_to_the_original(folder):
     rows = Stored(folder / "compression.json").rows
     assert rows[0]["way"] == compression.ORIGINAL and rows[0]["cosine"] == pytest.approx(1)
     for keep in compression.QUICK.keeps:
-        own, other = (next(r for r in rows if (r["way"], r["keep"]) == (w, keep)) for w in compression.QUICK.ways)
+        own, other = (
+            next(r for r in rows if (r["way"], r["keep"]) == (way, keep))
+            for way in (compression.FITTED, compression.RANDOM)
+        )
         assert 0.9 < other["cosine"] < own["cosine"] < 1 and own["stored_M"] == other["stored_M"]
         blocks = 2 * (2 * DIM * WIDTH + WIDTH + DIM) / 1e6
         assert rows[0]["stored_M"] - own["stored_M"] == pytest.approx((1 - keep) * blocks, rel=0.05)
+        # atoms have the multiply-adds of the neurons that they are; the four matrices of attention stay
+        assert own["multiply_adds"] == pytest.approx((4 * DIM + 2 * keep * WIDTH) / (4 * DIM + 2 * WIDTH), rel=0.05)
+    whole = next(r for r in rows if r["way"] == compression.DISTILLED)
+    assert whole["multiply_adds"] == pytest.approx(0.5, rel=0.05) and 0.9 < whole["cosine"] < 1
 
 
 def test_vision_learns_two_colours(folder):
@@ -307,7 +314,7 @@ def test_claims_of_the_others():
     def kept(way, keep, spearman, cosine):
         return {"way": way, "keep": keep, "spearman": spearman, "cosine": cosine, "seed": 0, "model": "some"}
 
-    fitted, moved, chance = compression.WAYS
+    fitted, moved, chance, *_ = compression.WAYS
     rows = [kept(compression.ORIGINAL, 1.0, 86.7, 1.0), kept(fitted, 0.25, 86.4, 0.88), kept(chance, 0.25, 84.2, 0.77)]
     claims = compression.claims(Rows([*rows, kept(moved, 0.25, 86.8, 0.87)]))
     assert [c["holds"] for c in claims] == [True, False, True] and "86.70 -> 86.40 (some)" in claims[2]["ours"]
