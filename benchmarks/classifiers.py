@@ -141,17 +141,16 @@ def ours(place: Place, keep: float, work: Path, **options: Any) -> tuple[Any, di
         return AutoModelForSequenceClassification.from_pretrained(out, trust_remote_code=False).eval(), report
 
 
-def build(name: str, place: Place, keep: float, work: Path, options: dict[str, Any]) -> tuple[Any, dict[str, float]]:
-    """A contender, and the held-out agreement in its report, if it has one; `options` are of `snnk.hf.compress`."""
+def build(name: str, place: Place, keep: float, work: Path) -> tuple[Any, dict[str, float]]:
+    """A contender, and the held-out agreement in its report, if it has one."""
     if name == "original":
         return place.model, {}
     if name in RIVALS:
         return RIVALS[name](place, keep, work), {}
-    model, report = ours(place, keep, work, **{**options, **OURS[name]})
+    model, report = ours(place, keep, work, **{**place.options, **OURS[name]})
     return model, report["agreement"]
 
 
-QUICK = {"refine": 5, "recover": 5}
 OURS: dict[str, dict[str, Any]] = {"snnk": {}, "snnk, without distillation": {"recover": 0}}
 RIVALS = {"activation-aware low rank": low_rank, "dropping layers": drop_layers}
 
@@ -199,7 +198,7 @@ def main() -> int:
             calibration = unlabelled(encode(tokenizer, pairs, pairs.train, config))[:60]  # for rivals
             dev = encode(tokenizer, pairs, pairs.dev, config)
             model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=False).eval()
-            place = Place(model, folder, texts, Task(calibration, dev, []))
+            place = Place(model, folder, texts, Task(calibration, dev, []), generated.options if generated else {})
             run(task, place, pairs, dev, keeps, args.only.split(";"), work, config, results)
     return 0
 
@@ -223,7 +222,7 @@ def run(
             continue
         clocks = time.perf_counter, time.process_time
         start = [clock() for clock in clocks]
-        model, held_out = build(name, place, keep, work, QUICK if config.model == "quick" else {})
+        model, held_out = build(name, place, keep, work)
         spent = [clock() - begun for clock, begun in zip(clocks, start, strict=True)]
         parameters, megabytes = size_of(model)
         times = {

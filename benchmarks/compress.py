@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import rivals
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
@@ -37,8 +38,6 @@ from snnk.experiments.lab.records import Results
 from snnk.experiments.lab.tiny import glue_columns
 from snnk.hf import compress_, find_ffns, plan
 from snnk.hf.cost import turns
-from snnk.hf.record import observe
-from snnk.hf.replace import replace_
 
 TARGETS = {0.5: (86.7, 0.945), 0.25: (86.5, 0.885), 0.125: (85.9, 0.83)}  # Spearman and cosine, MiniLM, STS-B
 INPUTS = ("input_ids", "attention_mask")
@@ -97,69 +96,24 @@ def size_of(model: Any) -> tuple[int, float]:
     return sum(p.numel() for p in model.parameters()), len(buffer.getbuffer()) / 1e6
 
 
-# Rivals: each changes a copy of the model in place.
+# Contenders: each changes a copy of the model in place.
 
 
 def low_rank(model: Any, task: Task, keep: float) -> None:
-    """Replace both matrices of a block by products of rank r with the least squared error on their own inputs."""
-    ffns = find_ffns(model)
-    moments: dict[str, list[Tensor]] = {
-        f.name: [torch.zeros(k, k, dtype=torch.float64) for k in (f.in_features, f.width)] for f in ffns
-    }
-
-    def add(ffn: Any, seen: Any) -> None:
-        mask = batch["attention_mask"].bool()
-        x = seen.inputs[mask]
-        for total, z in zip(moments[ffn.name], (x, ffn.hidden(x)), strict=True):
-            total += (z.T @ z).double()
-
-    with torch.no_grad(), observe(ffns, add):
-        for batch in task.calibration:
-            model(**batch)
-    for ffn in ffns:
-        d, w = ffn.in_features, ffn.width
-        rank = max(1, round(keep * d * w / (d + w)))
-        for which, moment in zip(("up", "down"), moments[ffn.name], strict=True):
-            path = getattr(ffn.row, which)
-            parent, name = ffn.layer.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
-            setattr(parent, name, factored(getattr(parent, name), moment, rank))
-
-
-@torch.no_grad()
-def factored(layer: Any, moment: Tensor, rank: int) -> nn.Module:
-    """W as U U^T W, where U has the leading directions of the layer's outputs W x."""
-    weight = layer.weight.double()
-    directions = torch.linalg.eigh(weight @ moment @ weight.T)[1][:, -rank:]
-    first, second = nn.Linear(weight.shape[1], rank, bias=False), nn.Linear(rank, weight.shape[0])
-    first.weight.copy_(directions.T @ weight)
-    second.weight.copy_(directions)
-    second.bias.copy_(layer.bias)
-    return nn.Sequential(first, second)
+    """Both matrices of each feed-forward block as products of low rank."""
+    rivals.low_rank(model, task.calibration, keep, find_ffns(model))
 
 
 def prune(model: Any, task: Task, keep: float) -> None:
-    """Keep the neurons with the largest product of output norm and root mean square activation, unchanged."""
-    ffns = find_ffns(model)
-    power: dict[str, Any] = {f.name: 0.0 for f in ffns}
-
-    def add(ffn: Any, seen: Any) -> None:
-        power[ffn.name] = power[ffn.name] + ffn.hidden(seen.inputs[batch["attention_mask"].bool()]).square().sum(0)
-
-    with torch.no_grad(), observe(ffns, add):
-        for batch in task.calibration:
-            model(**batch)
-    for ffn in ffns:
-        score = ffn.down_weight().square().sum(0) * power[ffn.name]
-        count = round(keep * ffn.width)
-        replace_(ffn, "atoms", count).copy_rows_(score.topk(count).indices.sort().values)
+    rivals.prune(model, task.calibration, keep, find_ffns(model))
 
 
 def drop_layers(model: Any, task: Task, keep: float) -> None:
     """Drop the last layers, including attention, as many as come nearest to the size that `keep` of the blocks has."""
-    layers = model.encoder.layer
-    blocks = sum(f.num_parameters for f in find_ffns(model))
-    each = sum(p.numel() for p in layers[0].parameters())
-    del layers[len(layers) - max(1, round((1 - keep) * blocks / each)) :]
+    ffns = find_ffns(model)
+    each = sum(p.numel() for p in ffns[0].layer.parameters())
+    count = max(1, round((1 - keep) * sum(f.num_parameters for f in ffns) / each))
+    rivals.keep_layers(model, range(len(ffns) - count))
 
 
 def ours(model: Any, task: Task, keep: float, **options: Any) -> None:

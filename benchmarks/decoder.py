@@ -7,9 +7,10 @@ The data are valid.txt and test.txt of wikitext-2, gzipped or not. Each is token
 256 tokens without overlap. Calibration and distillation read windows of the valid split. Perplexity is measured once
 per row, in float32, on 32 windows that are spread evenly over the test split, over all tokens but the first of each.
 A size is the part that is left of the parameters of all linear layers inside the transformer's layers; embeddings are
-not counted. The time to compress is given in minutes of the clock and of the processor, summed over threads: fifteen
-minutes on two cores are thirty of the processor. --quick generates a small model and random tokens, which show that the
-script runs and nothing else.
+not counted. Latency is processor time on one thread to read 256 tokens, over that of the original, measured in turns.
+The time to compress is given in minutes of the clock and of the processor, summed over threads: fifteen minutes on two
+cores are thirty of the processor. --quick generates a small model and random tokens, which show that the script runs
+and nothing else.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import rivals
 import torch
+from compress import latency
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from snnk.experiments.lab.records import Results
 from snnk.hf import compress_, find_ffns, plan
 from snnk.hf.compression.causal import next_tokens, of_next_tokens
-from snnk.hf.record import observe, recording, run_to
-from snnk.hf.replace import replace_
 
 TARGETS = {0.75: 1.2, 0.625: 1.4}  # perplexity over the original's, SmolLM2-135M
 Batch = dict[str, Tensor]
@@ -48,6 +49,7 @@ class Config:
     fit: int = 96
     distill: int = 512
     test: int = 32
+    rounds: int = 9
     texts_per_step: int = 4
     seed: int = 0
 
@@ -100,6 +102,10 @@ def linear_parameters(model: Any) -> int:
     return sum(p.numel() for m in linear for p in m.parameters())
 
 
+def logits_of(model: Any) -> Callable[[Batch], Tensor]:
+    return lambda batch: model(**batch).logits
+
+
 # Contenders: each changes a copy of the model in place, so that the part `size` of its linear parameters is left.
 
 
@@ -110,83 +116,26 @@ def ours(model: Any, task: Task, size: float, steps: int, **options: Any) -> Non
 
 def of_ffns(model: Any, task: Task, size: float, steps: int, **options: Any) -> None:
     """All the savings in feed-forward blocks."""
-    keep = 1 - (1 - size) * linear_parameters(model) / sum(ffn.num_parameters for ffn in find_ffns(model))
-    ours(model, task, keep, steps, blocks="ffn", **options)
+    ours(model, task, keep_of_ffns(model, size), steps, blocks="ffn", **options)
 
 
-@torch.no_grad()
+def keep_of_ffns(model: Any, size: float) -> float:
+    """The part of the feed-forward blocks that is left if all others stay."""
+    return 1 - (1 - size) * linear_parameters(model) / sum(ffn.num_parameters for ffn in find_ffns(model))
+
+
 def low_rank(model: Any, task: Task, size: float, steps: int) -> None:
-    """Replace each matrix W by U U^T W of the same part of its size, U the leading directions of its outputs."""
-    layers = layers_of(model)
-    linear = {
-        f"{i}.{name}": m
-        for i, layer in enumerate(layers)
-        for name, m in layer.named_modules()
-        if isinstance(m, nn.Linear)
-    }
-    moments = {name: torch.zeros(m.in_features, m.in_features, dtype=torch.float64) for name, m in linear.items()}
-
-    def add(name: str, x: Tensor, _: Any) -> None:
-        moments[name] += (x.flatten(0, -2).T @ x.flatten(0, -2)).double()
-
-    with recording(linear, add):
-        for batch in task.fit:
-            run_to(layers[-1], model, batch)
-    for name, layer in linear.items():
-        rank = max(1, int(size * layer.weight.numel() / sum(layer.weight.shape)))
-        weight = layer.weight.double()
-        directions = torch.linalg.eigh(weight @ moments[name] @ weight.T)[1][:, -rank:]
-        bias = layer.bias is not None
-        first, second = nn.Linear(weight.shape[1], rank, bias=False), nn.Linear(rank, weight.shape[0], bias=bias)
-        first.weight.copy_(directions.T @ weight)
-        second.weight.copy_(directions)
-        if layer.bias is not None:
-            second.bias.copy_(layer.bias)
-        number, _, path = name.partition(".")
-        layers[int(number)].set_submodule(path, nn.Sequential(first, second))
+    rivals.low_rank(model, task.fit, size)
 
 
-@torch.no_grad()
 def prune(model: Any, task: Task, size: float, steps: int) -> None:
-    """Keep the neurons with the largest product of output norm and root mean square activation, unchanged."""
-    ffns = find_ffns(model)
-    keep = 1 - (1 - size) * linear_parameters(model) / sum(ffn.num_parameters for ffn in ffns)
-    power: dict[str, Any] = {f.name: 0.0 for f in ffns}
-
-    def add(ffn: Any, seen: Any) -> None:
-        power[ffn.name] = power[ffn.name] + ffn.hidden(seen.inputs).square().flatten(0, -2).sum(0)
-
-    with observe(ffns, add):
-        for batch in task.fit:
-            run_to(ffns[-1].layer, model, batch)
-    for ffn in ffns:
-        score = ffn.down_weight().square().sum(0) * power[ffn.name]
-        count = round(keep * ffn.width)
-        replace_(ffn, "atoms", count).copy_rows_(score.topk(count).indices.sort().values)
+    """Neurons alone, as rotary queries and keys must stay."""
+    rivals.prune(model, task.fit, keep_of_ffns(model, size), find_ffns(model))
 
 
-@torch.no_grad()
 def drop_layers(model: Any, task: Task, size: float, steps: int) -> None:
-    """Drop the layers that turn the stream least, as many as leave at least the size."""
-    layers = layers_of(model)
-    kept = dict.fromkeys(map(str, range(len(layers))), 0.0)
-
-    def add(name: str, x: Tensor, out: Any) -> None:
-        y = out[0] if isinstance(out, tuple) else out
-        kept[name] += float(nn.functional.cosine_similarity(x, y, dim=-1).sum())
-
-    with recording(dict(zip(kept, layers, strict=True)), add):
-        for batch in task.fit:
-            run_to(layers[-1], model, batch)
-    count = int((1 - size) * len(layers))
-    dropped = sorted(kept, key=lambda name: kept[name])[len(layers) - count :]
-    owner = next(m for m in model.modules() if isinstance(m, nn.ModuleList) and m[0] is layers[0])
-    for number in sorted(map(int, dropped), reverse=True):
-        del owner[number]
-    model.config.num_hidden_layers = len(owner)
-    for i, layer in enumerate(owner):
-        attention: Any = layer.self_attn
-        attention.layer_idx = i
+    """As many layers as leave at least the size."""
+    rivals.drop_layers(model, task.fit, int((1 - size) * len(layers_of(model))))
 
 
 CONTENDERS: dict[str, Callable[[Any, Task, float, int], None]] = {
@@ -222,7 +171,7 @@ def main() -> int:
     sizes = tuple(float(size) for size in args.sizes.split(","))
     config = Config(args.model.name if args.model else "")
     if args.quick:
-        config, sizes, args.steps = Config("quick", window=32), (0.75,), 8
+        config, sizes, args.steps = Config("quick", window=32, rounds=2), (0.75,), 8
     torch.set_num_threads(args.threads)
     model, task = make(config) if args.quick else load(args, config)
     results = Results(args.out, config)
@@ -237,6 +186,8 @@ def main() -> int:
         if name != "original":
             CONTENDERS[name](changed, task, size, args.steps)
         spent = [(clock() - begun) / 60 for clock, begun in zip(clocks, start, strict=True)]
+        reader = {"input_ids": torch.ones(1, config.window, dtype=torch.int64)}
+        times = latency(logits_of(model), logits_of(changed), reader, config.rounds)
         figures = of_next_tokens(before, torch.cat([next_tokens(changed, batch)[0] for batch in task.test]))
         row = results.add(
             {
@@ -247,6 +198,7 @@ def main() -> int:
                 "perplexity": figures["perplexity"],
                 "ratio": figures["perplexity"] / figures["original perplexity"],
                 "same_next_token": figures["same next token"],
+                "latency": times,
                 "tokens": len(before),
                 "minutes": spent[0],
                 "processor_minutes": spent[1],
@@ -258,7 +210,8 @@ def main() -> int:
         )
         sys.stdout.write(
             f"{name}, {row['part']:.3f} of the linear parameters: perplexity {row['perplexity']:.2f}, "
-            f"{row['ratio']:.3f} of the original's, same next token {row['same_next_token']:.3f}, "
+            f"{row['ratio']:.3f} of the original's, same next token {row['same_next_token']:.3f}, latency "
+            f"{row['latency']:.2f}, "
             f"{row['minutes']:.1f} min, {row['processor_minutes']:.1f} of the processor\n"
         )
         sys.stdout.flush()

@@ -20,24 +20,27 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import rivals
 import torch
-from compress import factored, latency, size_of
-from torch import Tensor, nn
+from compress import latency, size_of
+from torch import nn
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
 from snnk.experiments.compression import Batch, Task, quality, states_of, vectors
 from snnk.experiments.lab.records import Results
 from snnk.experiments.lab.tiny import glue_columns
 from snnk.hf import compress
-from snnk.hf.finding import find_attentions, find_blocks, find_ffns
-from snnk.hf.low_rank import replace_attention_
-from snnk.hf.record import observe
-from snnk.hf.replace import replace_
+from snnk.hf.calibration import HELD_OUT, load_calibration
+from snnk.hf.compression.distill import AUTO, recover_
+from snnk.hf.compression.pipeline import MORE_TOKENS
+from snnk.hf.finding import find_ffns
+from snnk.hf.record import hold_out
 
+QUICK = {"refine": 5, "recover": 5}
 SHAPES = {"32x32": (32, 32), "1x16": (1, 16)}
 
 
@@ -52,12 +55,13 @@ class Config:
 
 @dataclass(frozen=True)
 class Place:
-    """A model, its tokenizer and folder, the file of sentences, batches of these, and the test."""
+    """A model, its folder, the file of sentences, batches of these, and the test; options of `snnk.hf.compress`."""
 
     model: Any
     folder: Path
     texts: Path
     task: Task
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 def read(folder: Path, data: Path, work: Path, config: Config) -> Place:
@@ -97,84 +101,49 @@ def make(work: Path) -> Place:
     for batch in batches:
         batch.pop("token_type_ids", None)
     scores = torch.rand(32, generator=torch.Generator().manual_seed(0)).tolist()
-    return Place(model, work / "model", work / "texts.txt", Task(batches, batches[:2], scores))
+    return Place(model, work / "model", work / "texts.txt", Task(batches, batches[:2], scores), QUICK)
 
 
 def ours(place: Place, keep: float, work: Path, **options: Any) -> Any:
     """The model that `snnk.hf.compress` writes."""
     with tempfile.TemporaryDirectory(dir=work) as folder:
         out = Path(folder) / "small"
-        compress(place.folder, place.texts, out=out, keep=keep, **options)
+        compress(place.folder, place.texts, out=out, keep=keep, **{**place.options, **options})
         return AutoModel.from_pretrained(out, trust_remote_code=False).eval()
 
 
-# Rivals: each returns a changed copy of the model.
-
-
-def gather(model: Any, task: Task) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Second moments of the inputs of all linear layers of blocks, and of the inputs of the last ones."""
-    first: dict[str, Tensor] = {}
-    last: dict[str, Tensor] = {}
-
-    def add(block: Any, seen: Any) -> None:
-        mask = batch["attention_mask"].bool()
-        for found, x in ((first, seen.inputs), (last, seen.hidden)):
-            rows = x[mask].double()
-            found[block.name] = found.get(block.name, torch.zeros(())) + rows.T @ rows
-
-    with torch.no_grad(), observe(find_blocks(model), add):
-        for batch in task.calibration:
-            model(**batch)
-    return first, last
+# Rivals: each returns a changed copy of the model. They have no training, but for the last.
 
 
 def low_rank(place: Place, keep: float, work: Path) -> Any:
-    """All matrices as products of rank r with the least squared error on their own inputs (activation-aware SVD)."""
     model = copy.deepcopy(place.model)
-    first, last = gather(model, place.task)
-    for block in find_blocks(model):
-        names = ("query", "key", "value", "out") if hasattr(block, "heads") else ("up", "down")
-        for name in names:
-            path = getattr(block.names, name)
-            parent, leaf = block.layer.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
-            layer = getattr(parent, leaf)
-            out, width = layer.weight.shape
-            moment = (last if name in ("down", "out") else first)[block.name]
-            setattr(parent, leaf, factored(layer, moment, max(1, int(keep * out * width / (out + width)))))
+    rivals.low_rank(model, place.task.calibration, keep)
     return model
 
 
 def prune(place: Place, keep: float, work: Path) -> Any:
-    """Neurons, and dimensions of heads, with the largest product of weight and root mean square, unchanged."""
     model = copy.deepcopy(place.model)
-    _, last = gather(model, place.task)
-    with torch.no_grad():
-        for ffn in find_ffns(model):
-            score = ffn.down_weight().square().sum(0).double() * last[ffn.name].diagonal()
-            count = max(1, int(keep * ffn.width))
-            replace_(ffn, "atoms", count).copy_rows_(score.topk(count).indices.sort().values)
-        for attention in find_attentions(model):
-            size, rank = attention.head_size, max(1, int(keep * attention.head_size))
-            power = attention.weight("out").square().sum(0).double() * last[attention.name].diagonal()
-            norms = [attention.weight(name).square().sum(1) for name in ("query", "key")]
-            weights: dict[str, Tensor] = {}
-            biases: dict[str, Tensor | None] = {}
-            for name, score in (("query", norms[0] * norms[1]), ("key", norms[0] * norms[1]), ("value", power)):
-                best = score.view(-1, size).topk(rank, 1).indices.sort(1).values
-                rows = (best + size * torch.arange(len(best))[:, None]).flatten()
-                weights[name], bias = attention.weight(name)[rows], attention.bias(name)
-                biases[name] = None if bias is None else bias[rows]
-            out, bias = attention.weight("out")[:, rows], attention.bias("out")
-            replace_attention_(attention, (rank, rank)).fill_heads_(weights, biases).fill_out_(out, bias)
+    rivals.prune(model, place.task.calibration, keep)
     return model
 
 
 def drop_layers(place: Place, keep: float, work: Path) -> Any:
     """The first layers alone, as many as `keep` allows."""
     model = copy.deepcopy(place.model)
-    layers = model.base_model.encoder.layer
-    del layers[max(1, round(keep * len(layers))) :]
-    model.config.num_hidden_layers = len(layers)
+    rivals.keep_layers(model, range(max(1, round(keep * len(find_ffns(model))))))
+    return model
+
+
+def drop_and_distill(place: Place, keep: float, work: Path) -> Any:
+    """The first layers alone, trained in full on the same texts as long as "snnk" is, with the same distance."""
+    model, tokenizer = (
+        drop_layers(place, keep, work),
+        AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False),
+    )
+    given = load_calibration(place.texts, tokenizer, max_length=128, held_out=HELD_OUT, more_tokens=MORE_TOKENS)
+    batches, held_out = hold_out([*given, *given.more])
+    layers = [ffn.layer for ffn in find_ffns(model)]
+    recover_(model, place.model, layers, batches, held_out, steps=place.options.get("recover", AUTO))
     return model
 
 
@@ -187,6 +156,7 @@ CONTENDERS: dict[str, Callable[[Place, float, Path], Any]] = {
     "activation-aware low rank": low_rank,
     "pruning without refit": prune,
     "dropping layers": drop_layers,
+    "dropping layers, distillation": drop_and_distill,
 }
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = sorted(Path(__file__).parent.parent.glob("benchmarks/*.py"))
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = sorted(path for path in FOLDER.glob("*.py") if "--quick" in path.read_text())
 
 
 @pytest.mark.slow
