@@ -93,7 +93,8 @@ QUICK = Config(
 
 def parts(config: Config) -> list[tuple[str, float]]:
     """The ways, each with the parts that it is measured at."""
-    return [(way, keep) for way in config.ways for keep in (config.keeps if WAYS[way].blocks == "ffn" else config.whole)]
+    keeps = {"ffn": config.keeps, "all": config.whole}
+    return [(way, keep) for way in config.ways for keep in keeps[WAYS[way].blocks]]
 
 
 def total(config: Config) -> int:
