@@ -40,7 +40,8 @@ from snnk.experiments.lab.tiny import glue_columns
 from snnk.finetune.glue import GLUE
 from snnk.finetune.scores import score
 from snnk.hf import compress
-from snnk.hf.compression.agreement import agreement, outputs_of
+from snnk.hf.compression.agreement import agreement
+from snnk.hf.compression.outputs import outputs_of
 
 SHAPES = {"32x64": (32, 64), "1x64": (1, 64)}
 PAIR = ("first", "second")  # columns of the file of pairs

@@ -23,7 +23,7 @@ def run(capsys):
 def quick(monkeypatch):
     """`snnk compress` measures latency as briefly as it can, and takes few steps of distillation."""
     monkeypatch.setattr("snnk.hf.compression.report.SECONDS", 0.0)
-    monkeypatch.setattr("snnk.hf.compression.distill.PASSES", 1)
+    monkeypatch.setattr("snnk.hf.compression.stages.PASSES", 1)
 
 
 @pytest.fixture

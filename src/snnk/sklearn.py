@@ -31,7 +31,8 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from snnk import _checks
 from snnk.maps import FeatureMap
-from snnk.ridge.sums import LinearSolution, RidgeStats
+from snnk.ridge.solutions import LinearSolution
+from snnk.ridge.sums import RidgeStats
 from snnk.tabular.config import make_random_map
 from snnk.tabular.model import ROWS
 from snnk.tabular.scaling import (

@@ -5,7 +5,8 @@ import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from snnk.ridge.sums import TIE, RidgeStats
+from snnk.ridge.solutions import TIE
+from snnk.ridge.sums import RidgeStats
 
 from helpers.ridge import TIGHT, assert_same, brute_gcv, data, fit, hat, refit
 

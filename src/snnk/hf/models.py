@@ -393,6 +393,24 @@ def place(batch: Batch, model: nn.Module) -> dict[str, Any]:
     return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
 
 
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """A model, or a part of one, in float32; afterwards in its own dtype.
+
+    In float16 the sums of Adam underflow, and gradients may. Tensors that are not trained come back bit for bit.
+    """
+    short = (torch.float16, torch.bfloat16)
+    tensors = [(t, t.dtype) for t in (*model.parameters(), *model.buffers()) if t.dtype in short]
+    try:
+        for t, _ in tensors:
+            t.data = t.data.float()
+        yield
+    finally:
+        for t, dtype in tensors:
+            t.grad = None  # it has the other dtype
+            t.data = t.data.to(dtype)
+
+
 class evaluating:
     """`with evaluating(model)`: eval mode inside; afterwards each module has its own mode, a new one its parent's."""
 

@@ -2,12 +2,10 @@ r"""Ridge regression from sums alone (section 3.3; the appendix on training a bu
 
     minimise over A, b:    sum_i w_i |y_i - A phi_i - b|^2 + lam |A|^2,    lam as scikit-learn's Ridge(alpha)
 
-    S = sum_i w_i (phi_i - mean)(phi_i - mean)' = V diag(s) V',    c = V' sum_i w_i (phi_i - mean)(y_i - mean)'
-    A' = V (s + lam)^-1 c,    degrees of freedom = 1 + sum s / (s + lam),    b = mean y - A mean phi
-    RSS = yy - sum c^2 / s + sum (c^2 / s) (lam / (s + lam))^2,    GCV = rows RSS / (rows - degrees of freedom)^2
+    S = sum_i w_i (phi_i - mean)(phi_i - mean)',    sum_i w_i (phi_i - mean)(y_i - mean)',    sum_i w_i (y_i - mean)^2
 
-yy is the sum of squares of centred y. All of it comes from sums over rows, so statistics of parts add, those of removed
-rows are subtracted, one eigendecomposition gives every lam, and the first k features use the corner of the same sums.
+The solution at any lam follows from these (solutions.py), so statistics of parts add, those of removed rows are
+subtracted, one eigendecomposition of S gives every lam, and the first k features use the corner of the same sums.
 
 Sums in float64 of features in float32 hold nothing below float32. A computed feature is phi_j + e_j with
 |e_j| <= r |phi_j|, and e differs from one processor to the next. Here r = u + ROUNDINGS u', where u is the unit
@@ -33,138 +31,19 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from snnk import _checks, _io
+from snnk.ridge.solutions import LinearSolution, RidgeFactor, RidgeSolution, condition_of
 
 F64 = torch.float64
 BLOCK_ROWS, PANEL = 2048, 192  # fast at 1024 features; of 1024 to 8192 rows and 128 to 1025 columns
 BLOCK_DTYPES = {"float64": F64, "float32": torch.float32}
 FORMAT = {"format": "snnk.RidgeStats", "version": "1"}
 ROUNDINGS = 32  # rounding errors in a feature, in units of u: a dot product of 1,000 terms has about its square root
-TIE = 1e-6  # scores that are closer than this part of the least one are taken for equal
-Rows = tuple[tuple[float, float, float], ...]
-
-
-@dataclass(frozen=True, eq=False)
-class LinearSolution:
-    """`weight` (t, k) and `bias` (t,) in float64; `condition` is that of the matrix that was solved with."""
-
-    weight: Tensor
-    bias: Tensor
-    condition: float
-
-    def predict(self, phi: Tensor) -> Tensor:
-        """weight phi + bias: (*, k) -> (*, t), computed in float64, returned in the dtype of phi."""
-        phi = _checks.matrix(phi, self.weight.shape[1], "phi")
-        return F.linear(phi.to(self.weight), self.weight, self.bias).to(phi.dtype)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class RidgeSolution(LinearSolution):
-    """A ridge fit: a LinearSolution and what is known about it.
-
-    Args:
-        gram_condition: condition number without lam.
-        rank: directions above rounding, of k; the others get no weight.
-        lam, degrees_of_freedom: the penalty, and the trace of the hat matrix with the intercept.
-        residual: (t,), mean squared residual on the rows of the sums.
-        score: GCV or held-out squared error, mean over targets; None where lam was given.
-        path: (lam, score, degrees of freedom) at each lam of the search.
-    """
-
-    gram_condition: float
-    rank: int
-    lam: float
-    degrees_of_freedom: float
-    residual: Tensor
-    score: float | None = None
-    path: Rows = ()
-
-    def __repr__(self) -> str:
-        fit = f"degrees_of_freedom={self.degrees_of_freedom:.1f}, residual={float(self.residual.mean()):.4g}"
-        rest = f"rank={self.rank}, condition={self.condition:.1e}, gram_condition={self.gram_condition:.1e}"
-        return f"RidgeSolution(weight={[*self.weight.shape]}, lam={self.lam:.4g}, score={self.score}, {fit}, {rest})"
-
-
-@dataclass(frozen=True, eq=False)
-class RidgeFactor:
-    """The eigendecomposition of a centred Gram: made once by `RidgeStats.factor`, then any lam costs one product."""
-
-    values: Tensor  # (r,) s above rounding; below it a direction is noise, and so is its share of y
-    vectors: Tensor  # (k, r) V
-    target: Tensor  # (r, t) c
-    mean: Tensor  # (k + t,) of phi and y
-    power: Tensor  # (t,) yy
-    total_weight: float
-    rows: int
-    condition: float
-    floor: float  # the least lam of a search; see the top of this file
-    intercept: bool = True
-
-    def curves(self, lams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Degrees of freedom (L,), sums of squared residuals (L, t) and GCV (L,), mean over targets, at lams (L,).
-
-        Each is a sum of terms >= 0, so that nothing cancels as lam goes to 0. GCV counts rows, whatever their weights.
-        """
-        rank, lams = len(self.values), lams.to(self.values)[:, None]
-        shrunk = lams / (self.values + lams)  # (L, r)
-        explained = self.target.square() / self.values[:, None]
-        # What no lam can fit, and the rows it takes: nothing at all where the features can fit every row.
-        spare = max(self.rows - self.intercept - rank, 0)
-        outside = (self.power - explained.sum(0)).clamp_min(0) * (spare > 0)
-        rss = outside + shrunk.square() @ explained
-        return self.intercept + rank - shrunk.sum(1), rss, self.rows * rss.mean(1) / (spare + shrunk.sum(1)).square()
-
-    def search(self, score: Callable[[Tensor], Tensor] | None = None) -> RidgeSolution:
-        """The solution of least GCV, or of least score(lams): (L,) -> (L,).
-
-        Four lam per decade from the floor upwards are tried, then more near the best. Where the curve is flat, the
-        largest lam is taken: which of equal scores is the least would be up to rounding.
-        """
-        if self.rows < 2:
-            raise ValueError(f"a search for lam needs at least 2 rows; got {self.rows}. Give lam as a number")
-        top = math.log10(max(float(self.values[-1]) if len(self.values) else self.floor, 1e-300))
-        low = max(top - 16, math.log10(max(self.floor, 1e-300)))
-        high = max(top, low) + 4
-        least, steps = low, math.ceil(4 * (high - low)) + 1
-        path: list[tuple[float, float, float]] = []
-        for _ in range(4):
-            lams = torch.logspace(low, high, steps, dtype=F64)
-            freedom, _, scores = self.curves(lams)
-            scores = scores if score is None else score(lams)
-            path += zip(lams.tolist(), scores.tolist(), freedom.tolist(), strict=True)
-            best, width = int(scores.argmin()), (high - low) / (steps - 1)
-            low, high, steps = max(low + (best - 1) * width, least), low + (best + 1) * width, 21
-        lowest = min(score for _, score, _ in path)
-        lam, value, _ = max(row for row in path if row[1] <= lowest + TIE * abs(lowest))
-        return self.solve(lam, value, tuple(sorted(path)))
-
-    def solve(self, lam: float, score: float | None = None, path: Rows = ()) -> RidgeSolution:
-        """The solution at one lam; `score` and `path` are handed on to it."""
-        k, rank, expected = len(self.vectors), len(self.values), "lam must be a number >= 0, several, 'gcv' or 'kfold'"
-        try:
-            lam = float(lam)
-        except (TypeError, ValueError):
-            raise TypeError(f"{expected}; got {lam!r}") from None
-        if not 0 <= lam < math.inf:
-            raise ValueError(f"{expected}; got {lam}")
-        if lam == 0 and rank < k:
-            raise ValueError(
-                f"lam = 0 needs full rank; got {rank} of {k} features, condition number {self.condition:.1e}. "
-                "Use lam > 0, lam='gcv' or fewer features"
-            )
-        weight = (self.vectors @ (self.target / (self.values + lam)[:, None])).T.contiguous()
-        bias = self.mean[k:] - weight @ self.mean[:k]
-        condition = _condition(F.pad(self.values, (k - rank, 0)) + lam)
-        freedom, rss, _ = self.curves(torch.tensor([lam], dtype=F64))
-        residual = rss[0] / self.total_weight
-        return RidgeSolution(weight, bias, condition, self.condition, rank, lam, float(freedom), residual, score, path)
 
 
 class RidgeStats:
@@ -374,7 +253,7 @@ class RidgeStats:
             num_features: use only the first num_features features; default: all.
 
         Example:
-            >>> phi, y = torch.tensor([[0.0], [1.0], [4.0], [5.0]]), F.one_hot(torch.tensor([0, 0, 1, 1]))
+            >>> phi, y = torch.tensor([[0.0], [1.0], [4.0], [5.0]]), torch.nn.functional.one_hot(torch.tensor([0, 0, 1, 1]))
             >>> RidgeStats(1, 2).update(phi, y.float()).discriminant().predict(phi).argmax(1)
             tensor([0, 0, 1, 1])
         """
@@ -393,7 +272,7 @@ class RidgeStats:
         within = (sums[1:-1, 1 : 1 + k] - (means * counts) @ means.T) / n
         values, vectors, above = _spectrum(within, _noise(sums) / n)
         values = (1 - shrinkage) * values + shrinkage * values.mean()
-        condition = _condition(values)
+        condition = condition_of(values)
         if not (shrinkage or bool(above.all())) or condition * self._tolerance(k) >= 1:
             raise ValueError(f"singular covariance, condition number {condition:.1e}: use shrinkage > 0")
         weight = ((vectors / values) @ (vectors.T @ means)).T.contiguous()
@@ -450,7 +329,7 @@ class RidgeStats:
         power = sums[-1, 1 + k :] - first[k:].square() / n
         precise = noise[(centred.diagonal() > noise) & (noise > 0)]
         floor = float(precise.min()) if len(precise) else 0.0
-        return RidgeFactor(values[keep], vectors, target, mean, power, n, rows, _condition(values), floor, intercept)
+        return RidgeFactor(values[keep], vectors, target, mean, power, n, rows, condition_of(values), floor, intercept)
 
     def _held_out(self, num_features: int | None, intercept: bool) -> Callable[[Tensor], Tensor]:
         """Squared error on the folds left out, mean over rows and targets, as a function of lams (L,) -> (L,)."""
@@ -549,10 +428,6 @@ def _rounding(dtype: torch.dtype) -> float:
     """r at the top of this file."""
     stored, computed = (torch.finfo(d).eps / 2 for d in (dtype, torch.promote_types(dtype, torch.float32)))
     return stored + ROUNDINGS * computed
-
-
-def _condition(values: Tensor) -> float:  # of a matrix with these eigenvalues, ascending
-    return float(values[-1] / values[0]) if values[0] > 0 else math.inf
 
 
 def _finite(x: Tensor, name: str) -> None:

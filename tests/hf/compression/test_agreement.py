@@ -6,16 +6,8 @@ import pytest
 import torch
 import transformers as hf
 
-from snnk.hf.compression.agreement import (
-    MOST_TOKENS,
-    POOLINGS,
-    VECTORS,
-    Outputs,
-    agreement,
-    compare,
-    outputs_of,
-    probe,
-)
+from snnk.hf.compression.agreement import agreement, compare
+from snnk.hf.compression.outputs import MOST_TOKENS, POOLINGS, VECTORS, Outputs, outputs_of, probe
 
 from helpers.architectures import perturb_
 from helpers.compression import TINY

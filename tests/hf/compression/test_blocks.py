@@ -12,8 +12,8 @@ import transformers as hf
 
 from snnk.hf import Plan, compress_, find_ffns
 from snnk.hf import plan as plan_all
-from snnk.hf.compression.agreement import VECTORS, outputs_of
 from snnk.hf.compression.ffn import PENALTY, _solve, fit_ffn
+from snnk.hf.compression.outputs import VECTORS, outputs_of
 from snnk.hf.compression.plans import BlockPlan
 from snnk.hf.compression.targets import Tokens
 from snnk.hf.record import observe

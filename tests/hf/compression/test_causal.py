@@ -8,9 +8,10 @@ import torch
 import transformers as hf
 
 from snnk.hf import compress_, plan
-from snnk.hf.compression import causal, distill, sensitivity
-from snnk.hf.compression.agreement import compare, outputs_of, read
+from snnk.hf.compression import causal, distance, sensitivity
+from snnk.hf.compression.agreement import compare
 from snnk.hf.compression.causal import NEXT, is_causal, next_tokens
+from snnk.hf.compression.outputs import outputs_of, read
 
 from helpers.architectures import perturb_
 from helpers.compression import some_batches
@@ -177,7 +178,7 @@ def test_generation_with_a_cache_after_compression():
 
 @pytest.mark.parametrize("short", [True, False])
 def test_recovery_of_a_decoder_in_bfloat16_where_that_is_fast(monkeypatch, short):
-    monkeypatch.setattr(distill, "_has_bfloat16", lambda device: short)
+    monkeypatch.setattr(distance, "_has_bfloat16", lambda device: short)
     model, dtypes = make("LlamaForCausalLM", initializer_range=0.3), set()
     original = copy.deepcopy(model)
     model.lm_head.register_forward_hook(lambda _, args, out: dtypes.add(out.dtype) if torch.is_grad_enabled() else None)

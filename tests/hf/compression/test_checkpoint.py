@@ -12,7 +12,7 @@ import pytest
 
 from snnk._checkpoint import CheckpointError, read_checkpoint
 from snnk.hf import compress
-from snnk.hf.compression import distill
+from snnk.hf.compression import distill, stages
 from snnk.hf.compression.checkpoint import CompressionCheckpoint, fingerprint, remove_checkpoint
 
 from helpers.architectures import make
@@ -98,9 +98,9 @@ def test_a_run_that_is_stopped_anywhere(calm, bert, texts, tmp_path, monkeypatch
 
 def test_stages_of_a_length_that_was_chosen(quick, bert, texts, tmp_path, monkeypatch):
     """Stopped in the second stage, whose rates follow from the end of the first."""
-    monkeypatch.setattr(distill, "FIRST", 16)
-    monkeypatch.setattr(distill, "PASSES", 3)
-    monkeypatch.setattr(distill, "LEAST_GAIN", -1.0)  # there is a second stage in any case
+    monkeypatch.setattr(stages, "FIRST", 16)
+    monkeypatch.setattr(stages, "PASSES", 3)
+    monkeypatch.setattr(stages, "LEAST_GAIN", -1.0)  # there is a second stage in any case
     options = {**OPTIONS, "recover": "auto", "recover_minutes": 600}
     compress(bert, texts, out=tmp_path / "calm", **options)
     with pytest.raises(Stopped):

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from snnk.hf import find_ffns
-from snnk.hf.compression import distill
-from snnk.hf.compression.agreement import Read, agreement, outputs_of
-from snnk.hf.compression.distill import _distance, _doubling, recover_
+from snnk.hf.compression import distill, stages
+from snnk.hf.compression.agreement import agreement
+from snnk.hf.compression.distance import distance
+from snnk.hf.compression.distill import recover_
+from snnk.hf.compression.outputs import Read, outputs_of, read
 from snnk.hf.replace import replace_
 
 from helpers.architectures import perturb_
@@ -119,13 +121,13 @@ def test_distances_by_hand():
     wanted = Read({}, torch.tensor([[[1.0, 0.0], [3.0, 0.0], [9.0, 9.0]]]), mask)
     found = Read({}, torch.tensor([[[1.0, 2.0], [3.0, 2.0], [7.0, 5.0]]]), mask)
     turned = 1 - 1 / math.sqrt(2)  # means (2, 0) and (2, 2)
-    assert float(_distance(found, wanted)) == pytest.approx(0.5 * 8 / 10 + turned, rel=1e-6)
-    assert float(_distance(wanted, wanted)) == pytest.approx(0, abs=1e-6)
+    assert float(distance(found, wanted)) == pytest.approx(0.5 * 8 / 10 + turned, rel=1e-6)
+    assert float(distance(wanted, wanted)) == pytest.approx(0, abs=1e-6)
     three = math.log(3)
     p, q = torch.tensor([[0.0, 0.0]]), torch.tensor([[three, 0.0]])  # (1/2, 1/2) and (3/4, 1/4)
     one, other = Read({"logits": q, "score": q[:, :1]}), Read({"logits": p, "score": p[:, :1]})
     kl = 0.5 * math.log(2 / 3) + 0.5 * math.log(2)  # of the teacher's from the model's
-    assert float(_distance(one, other)) == pytest.approx(kl + three**2, rel=1e-6)
+    assert float(distance(one, other)) == pytest.approx(kl + three**2, rel=1e-6)
 
 
 @pytest.fixture
@@ -173,7 +175,7 @@ def test_recovery_sees_every_batch_in_each_pass_and_in_another_order():
 def lengths(each=0.1, seconds=300.0, most=10**6, gains=(0.1,) * 20):
     """Stages of "auto" for the seconds of a step and the gain of each stage, and the reason of the end."""
     run, gains = SimpleNamespace(stages=[], steps=0, gain=0.0, seconds=0.0, time_of_a_step=lambda: each), iter(gains)
-    while (stage := _doubling(seconds, most)(run))[0]:
+    while (stage := stages.doubling(seconds, most)(run))[0]:
         run.stages.append(stage[0])
         run.steps, run.gain = sum(run.stages), next(gains)
         run.seconds = each * run.steps
@@ -181,7 +183,7 @@ def lengths(each=0.1, seconds=300.0, most=10**6, gains=(0.1,) * 20):
 
 
 @pytest.mark.parametrize(
-    ("options", "stages", "reason"),
+    ("options", "expected", "reason"),
     [
         ({}, [128, 256, 512, 1024, 1024], "1,024 more would take longer than the rest of 300 s"),
         ({"seconds": 192.0}, [128, 256, 512, 1024], "1,024 more"),  # 1,920 steps of 0.1 s, to the second
@@ -195,14 +197,14 @@ def lengths(each=0.1, seconds=300.0, most=10**6, gains=(0.1,) * 20):
         ({"most": 100}, [64], "64 more would be above 20 passes"),
     ],
 )
-def test_lengths_of_stages(options, stages, reason):
+def test_lengths_of_stages(options, expected, reason):
     found, why = lengths(**options)
-    assert found == stages and why.startswith(reason)
+    assert found == expected and why.startswith(reason)
 
 
 @pytest.fixture
 def short(monkeypatch):
-    monkeypatch.setattr(distill, "FIRST", 16)
+    monkeypatch.setattr(stages, "FIRST", 16)
 
 
 def test_the_best_end_of_a_stage_is_kept(short, monkeypatch):
@@ -217,7 +219,7 @@ def test_the_best_end_of_a_stage_is_kept(short, monkeypatch):
     assert {0, *ends} <= at.keys() and done.kept == min(ends, key=at.get) and done.distances == (at[0], at[done.kept])
     assert all(point["training"] > 0 for point in done.curve[1:])
     with torch.no_grad():
-        found = [float(_distance(distill.read(model, b), distill.read(teacher, b))) for b in held()]
+        found = [float(distance(read(model, b), read(teacher, b))) for b in held()]
     assert sum(found) / len(found) == pytest.approx(done.distances[1], rel=1e-2)  # of targets in bfloat16
     assert f"{done.steps:,} steps of distillation" in str(done) and f"to {done.distances[1]:.4f}" in str(done)
 

@@ -12,8 +12,9 @@ from snnk._text import printable
 from snnk.hf import compress_, plan
 from snnk.hf.calibration import Calibration
 from snnk.hf.compression.agreement import measure
-from snnk.hf.compression.distill import Recovery
-from snnk.hf.compression.report import bars, curve, headline, html, latency, model_card
+from snnk.hf.compression.page import bars, curve, html
+from snnk.hf.compression.report import headline, latency, model_card
+from snnk.hf.compression.stages import Recovery
 from snnk.hf.cost import in_turns
 
 from helpers.compression import TINY, check_page

@@ -22,7 +22,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from snnk import _checks
 from snnk.hf.models import Batch, evaluating, place
 from snnk.hf.record import recording
-from snnk.ridge.sums import RidgeSolution, RidgeStats
+from snnk.ridge.solutions import RidgeSolution
+from snnk.ridge.sums import RidgeStats
 
 KEPT_ROWS = 20_000  # t, c and leave-one-out figures use this many rows, or up to twice as many; the sums use all
 FOLDS = 5

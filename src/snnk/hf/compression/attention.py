@@ -24,11 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from snnk.hf.compression.distill import in_float32
 from snnk.hf.compression.targets import Tokens
 from snnk.hf.low_rank import LowRank, replace_attention_
 from snnk.hf.model_blocks import Attention
-from snnk.hf.models import Batch
+from snnk.hf.models import Batch, in_float32
 from snnk.hf.record import Call, context, flat, recording
 from snnk.ridge.atoms import descend
 from snnk.ridge.sums import RidgeStats

@@ -18,14 +18,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from snnk import _checks
-from snnk.hf.compression.agreement import agreement, outputs_of
+from snnk.hf.compression.agreement import agreement
 from snnk.hf.compression.attention import Calls, fit_attention
 from snnk.hf.compression.causal import is_causal
 from snnk.hf.compression.checkpoint import CompressionCheckpoint
 from snnk.hf.compression.damage import enough
-from snnk.hf.compression.distill import AUTO, Progress, Recovery, recover_, unseen
+from snnk.hf.compression.distill import AUTO, Progress, recover_, unseen
 from snnk.hf.compression.ffn import fit_ffn
+from snnk.hf.compression.outputs import outputs_of
 from snnk.hf.compression.plans import BlockPlan, Plan, describe
+from snnk.hf.compression.stages import Recovery
 from snnk.hf.compression.targets import Tokens, make_tokens
 from snnk.hf.cost import stored
 from snnk.hf.finding import find_blocks

@@ -2,14 +2,12 @@ r"""Distillation after compression: gradient steps of everything that was replac
 
 A stage is a number of steps of Adam whose rates fall linearly to 0. Half-way through a stage the outputs are further
 from the original's than before it, and only its end counts: lengths are compared at ends of stages, on inputs that no
-step sees. With `steps="auto"` the first stage has FIRST steps and every further one twice as many as the last. There is
-no further one if the last has brought the held-out distance down by less than LEAST_GAIN, or if it would take longer
-than the time that is left. The state of the best end is kept, or the model as it was if no end is better.
+step sees. stages.py chooses the lengths. The state of the best end is kept, or the model as it was if no end is
+better.
 
-On MiniLM, the distance after stages of 128, 256 and 512 steps was a hundredth larger than after one stage of 896, which
-is the price for a length that need not be known before. Encoders are trained in float32: on MiniLM, products in
-bfloat16 gave the same curve and took a quarter more time. Decoders use bfloat16 products where the processor has
-instructions for them (`_read`), so that their weights after distillation depend on the processor.
+Encoders are trained in float32: on MiniLM, products in bfloat16 gave the same curve and took a quarter more time.
+Decoders use bfloat16 products where the processor has instructions for them (distance.py), so that their weights after
+distillation depend on the processor.
 
 All that a step depends on follows from its number, the seed and the state of Adam. A run of a fixed number of steps
 that continues from its checkpoint therefore ends with the weights, bit for bit, that it would have had without the
@@ -21,14 +19,12 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -43,16 +39,16 @@ from snnk._checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from snnk.hf.compression.agreement import Read, probe, read
+from snnk.hf.compression import stages
 from snnk.hf.compression.causal import is_causal
-from snnk.hf.models import Batch
+from snnk.hf.compression.distance import Targets, distance, read_fast
+from snnk.hf.compression.outputs import probe
+from snnk.hf.compression.stages import Recovery
+from snnk.hf.models import Batch, in_float32
 from snnk.ridge.atoms import advance_, relative_adam
 
 AUTO = "auto"
 RATE, CAUSAL_RATE, WARM_UP = 0.02, 0.002, 10  # SmolLM2-135M gets worse at 0.01
-FIRST, FEWEST = 128, 16  # steps of the first stage, and the number below which it is not worthwhile
-LEAST_GAIN = 0.02  # smallest part of the held-out distance that a stage must gain for another one to follow
-PASSES = 20  # over all batches at most, in all stages of "auto"
 EVERY = 64  # steps between two points of the curve
 SAVE_SECONDS = 60.0  # between two checkpoints at most
 KEPT_BYTES = 2**29  # of the original's outputs, which are computed once if they fit, and otherwise again and again
@@ -73,51 +69,6 @@ class HasModules(Protocol):
 
     @property
     def modules(self) -> Iterable[nn.Module]: ...
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """The course of a distillation. Distances are those of `_distance`, in the mean over inputs; 0 is the original.
-
-    Attributes:
-        stages: number of steps of each stage.
-        kept: the step whose state the model has: the end of a stage, or 0 if no stage has brought it nearer.
-        curve: the `step`, the `held_out` distance there, and the `training` distance in the mean since the last point.
-        stopped: why there is no further stage.
-        batches, held_out_batches: how many there were to train on, and to choose the length by.
-    """
-
-    stages: tuple[int, ...] = ()
-    kept: int = 0
-    curve: tuple[dict[str, float], ...] = ()
-    stopped: str = ""
-    batches: int = 0
-    held_out_batches: int = 0
-    seconds: float = 0.0
-
-    @property
-    def steps(self) -> int:
-        return sum(self.stages)
-
-    @property
-    def distances(self) -> tuple[float, float]:
-        """The held-out distance before and after."""
-        at = {int(point["step"]): point["held_out"] for point in self.curve}
-        return at[0], at[self.kept]
-
-    def __str__(self) -> str:
-        before, after = self.distances
-        if not self.stages:
-            return f"No step of distillation was taken, as {self.stopped}."
-        found = f"{self.steps:,} steps of distillation in {self.seconds:.0f} s"
-        if not self.kept:
-            there = f"({before:.4f} before, {self.curve[-1]['held_out']:.4f} after)"
-            return f"{found} did not lower the distance on held-out inputs {there}: the model is as it was fitted."
-        rest = "" if self.kept == self.steps else f", of which the first {self.kept:,} are kept,"
-        return (
-            f"{found}{rest} took the distance to the original, on inputs held out for this, from {before:.4f} to "
-            f"{after:.4f}. There were no more, as {self.stopped}."
-        )
 
 
 def recover_(
@@ -156,7 +107,8 @@ def recover_(
     try:
         with _training(model, parameters), in_float32(model):
             run = _Run(model, teacher, parameters, batches, held_out, seed, checkpoint, key, progress)
-            done = run.run(_one(int(steps)) if steps != AUTO else _doubling(60 * minutes, PASSES * len(batches)))
+            auto = stages.doubling(60 * minutes, stages.PASSES * len(batches))
+            done = run.run(auto if steps == AUTO else stages.fixed(int(steps)))
         probe(model, batches[0])  # in its own dtype again
     except ValueError as error:
         for p, value in zip(parameters, before, strict=True):
@@ -165,40 +117,6 @@ def recover_(
             raise
         raise ValueError(f"recovery failed, and the model is as it was before: {error}") from error
     return done
-
-
-# The length of the next stage, or 0 and the reason why there is none.
-NextStage = Callable[["_Run"], tuple[int, str]]
-
-
-def _one(steps: int) -> NextStage:
-    return lambda run: (0, "these are all that were asked for") if run.stages else (steps, "")
-
-
-def _doubling(seconds: float, most: int) -> NextStage:
-    """Stages of twice as many steps each, while they gain something and fit into the time and a number of steps.
-
-    If such a stage does not fit, one of the length of the last one may. A first stage is halved until it fits. Lengths
-    are not fitted to the time more closely, so that the speed of the machine has little influence on the result.
-    """
-
-    def next_stage(run: _Run) -> tuple[int, str]:
-        if not run.stages:
-            each, length = run.time_of_a_step(), FIRST
-            while length >= FEWEST and (length * each > seconds or length > most):
-                length //= 2
-            short = f"there is no room for {FEWEST} steps of {each:.2g} s in {seconds:.0f} s and {PASSES} passes"
-            return (length, "") if length >= FEWEST else (0, short)
-        if run.gain < LEAST_GAIN:
-            return 0, f"the last stage gained {max(run.gain, 0.0):.2%}, and less than {LEAST_GAIN:.0%} is not enough"
-        for length in (2 * run.stages[-1], run.stages[-1]):
-            if run.seconds * (1 + length / run.steps) <= seconds and run.steps + length <= most:
-                return length, ""
-        if run.steps + length > most:
-            return 0, f"{length:,} more would be above {PASSES} passes over the inputs"
-        return 0, f"{length:,} more would take longer than the rest of {seconds:.0f} s"
-
-    return next_stage
 
 
 class _Run:
@@ -219,7 +137,7 @@ class _Run:
         self.model, self.batches, self.held_out = model, batches, held_out
         self.parameters = {str(i): p for i, p in enumerate(parameters)}
         self.seed, self.checkpoint, self.key, self.progress = seed, checkpoint, key, progress
-        self.targets, self.held_targets = (_Targets(teacher, part, KEPT_BYTES // 2) for part in (batches, held_out))
+        self.targets, self.held_targets = (Targets(teacher, part, KEPT_BYTES // 2) for part in (batches, held_out))
         self.stages: list[int] = []  # lengths of those that are complete
         self.length = self.at = 0  # of the present stage, and steps taken in it
         self.losses: list[float] = []  # since the last point of the curve
@@ -237,7 +155,7 @@ class _Run:
     def seconds(self) -> float:
         return self.before + time.monotonic() - self.began
 
-    def run(self, next_stage: NextStage) -> Recovery:
+    def run(self, next_stage: stages.NextStage) -> Recovery:
         if not self.restore():
             self.point()
         while not self.stopped:
@@ -303,7 +221,7 @@ class _Run:
         """The distance on a batch, with gradients; None if it is nothing but padding."""
         wanted = self.targets[i]
         with torch.enable_grad():
-            return _distance(_read(self.model, self.batches[i]), wanted) if len(wanted) else None
+            return distance(read_fast(self.model, self.batches[i]), wanted) if len(wanted) else None
 
     def time_of_a_step(self) -> float:
         """Seconds for the gradients of one batch, in the mean over some; nothing moves."""
@@ -323,7 +241,7 @@ class _Run:
         for i, batch in enumerate(self.held_out):
             wanted = self.held_targets[i]
             if len(wanted):
-                total += len(wanted) * float(_distance(_read(self.model, batch), wanted))
+                total += len(wanted) * float(distance(read_fast(self.model, batch), wanted))
                 count += len(wanted)
         held, step = total / max(count, 1), self.steps + self.at
         if not math.isfinite(held):
@@ -390,45 +308,6 @@ SAVED: dict[str, Check] = {
 }
 
 
-def _read(model: PreTrainedModel, batch: Batch) -> Read:
-    """The outputs of a model; products of matrices in a decoder are in bfloat16 where that is faster.
-
-    Parameters, residual streams, distances and Adam stay in float32. An encoder of short texts would gain little.
-    """
-    device = next(model.parameters()).device.type
-    with torch.autocast(device, torch.bfloat16, enabled=is_causal(model) and _has_bfloat16(device)):
-        return read(model, batch)
-
-
-def _has_bfloat16(device: str) -> bool:
-    """Whether the device has instructions for products in bfloat16; without them they are slower than in float32."""
-    if device == "cuda":
-        return torch.cuda.is_bf16_supported()
-    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported") if device == "cpu" else ()
-    return any(getattr(torch.cpu, name, bool)() for name in names)
-
-
-class _Targets:
-    """The teacher's outputs for batches, kept up to a number of bytes; states are rounded to bfloat16 in any case."""
-
-    def __init__(self, teacher: PreTrainedModel, batches: Sequence[Batch], room: int) -> None:
-        self.teacher, self.batches, self.room = teacher, batches, room
-        self.kept: dict[int, Read] = {}
-
-    @torch.no_grad()
-    def __getitem__(self, i: int) -> Read:
-        if i in self.kept:
-            return self.kept[i]
-        found = _read(self.teacher, self.batches[i])
-        if found.states is not None:  # one part in 500 of a number is far below the distances that are trained
-            found = replace(found, states=found.states.bfloat16())
-        size = sum(t.nbytes for t in (*found.logits.values(), *([] if found.states is None else [found.states])))
-        if size <= self.room:
-            self.room -= size
-            self.kept[i] = found
-        return found
-
-
 @contextmanager
 def _training(model: PreTrainedModel, parameters: list[nn.Parameter]) -> Iterator[None]:
     """Gradients for these parameters alone; afterwards requires_grad is as before."""
@@ -443,43 +322,3 @@ def _training(model: PreTrainedModel, parameters: list[nn.Parameter]) -> Iterato
         for p, wanted in others:
             p.requires_grad_(wanted)
             p.grad = None
-
-
-@contextmanager
-def in_float32(model: nn.Module) -> Iterator[None]:
-    """A model, or a part of one, in float32; afterwards in its own dtype.
-
-    In float16 the sums of Adam underflow, and gradients may. Tensors that are not trained come back bit for bit.
-    """
-    short = (torch.float16, torch.bfloat16)
-    tensors = [(t, t.dtype) for t in (*model.parameters(), *model.buffers()) if t.dtype in short]
-    try:
-        for t, _ in tensors:
-            t.data = t.data.float()
-        yield
-    finally:
-        for t, dtype in tensors:
-            t.grad = None  # it has the other dtype
-            t.data = t.data.to(dtype)
-
-
-def _distance(found: Read, wanted: Read) -> Tensor:
-    """How far a model's outputs for a batch are from the teacher's: a scalar, 0 if they are equal, in float32.
-
-    For models with logits it is their KL divergence, for others half the relative squared error of the last hidden
-    states and 1 - cosine of their means. It is a mean over the batch, so that batches can be averaged by their length.
-    """
-    if wanted.logits:
-        parts = [_of_logits(found.logits[name].float(), p.float()) for name, p in wanted.logits.items()]
-        return torch.stack(parts).sum()
-    if found.states is None or wanted.states is None or wanted.mask is None:
-        raise ValueError("the model and its teacher have no outputs in common")
-    p, q = wanted.states.float(), found.states.float()
-    error = ((p - q).square() * wanted.mask).sum() / (p.square() * wanted.mask).sum()
-    return 0.5 * error + (1 - F.cosine_similarity(wanted.means(), found.means())).mean()
-
-
-def _of_logits(q: Tensor, p: Tensor) -> Tensor:
-    if p.shape[1] == 1:
-        return F.mse_loss(q, p)
-    return F.kl_div(q.log_softmax(1), p.log_softmax(1), log_target=True, reduction="batchmean")

@@ -23,12 +23,14 @@ from snnk._environment import environment
 from snnk.hf import doubts
 from snnk.hf.calibration import HELD_OUT, MAX_TOKENS, load_calibration
 from snnk.hf.compression import report as pages
-from snnk.hf.compression.agreement import MEAN, POOLINGS, measure, probe
+from snnk.hf.compression.agreement import measure
 from snnk.hf.compression.blocks import CompressionReport, compress_
 from snnk.hf.compression.causal import is_causal
 from snnk.hf.compression.checkpoint import CompressionCheckpoint, fingerprint, remove_checkpoint
 from snnk.hf.compression.damage import TooFewTokens
 from snnk.hf.compression.distill import AUTO, Progress, unseen
+from snnk.hf.compression.outputs import MEAN, POOLINGS, probe
+from snnk.hf.compression.page import html
 from snnk.hf.compression.planning import BLOCKS, Unreachable
 from snnk.hf.compression.planning import plan as make_plan
 from snnk.hf.compression.plans import Plan
@@ -398,7 +400,7 @@ def _write(
         plan.save(temporary / "plan.json")
         _io.write_json(temporary / "report.json", found)
         (temporary / "README.md").write_text(pages.model_card(found, card), encoding="utf-8")
-        (temporary / "report.html").write_text(pages.html(found), encoding="utf-8")
+        (temporary / "report.html").write_text(html(found), encoding="utf-8")
 
 
 def _bytes(model: PreTrainedModel) -> int:
