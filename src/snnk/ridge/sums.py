@@ -253,8 +253,8 @@ class RidgeStats:
             num_features: use only the first num_features features; default: all.
 
         Example:
-            >>> phi, y = torch.tensor([[0.0], [1.0], [4.0], [5.0]]), torch.nn.functional.one_hot(torch.tensor([0, 0, 1, 1]))
-            >>> RidgeStats(1, 2).update(phi, y.float()).discriminant().predict(phi).argmax(1)
+            >>> phi, y = torch.tensor([[0.0], [1.0], [4.0], [5.0]]), torch.eye(2)[[0, 0, 1, 1]]
+            >>> RidgeStats(1, 2).update(phi, y).discriminant().predict(phi).argmax(1)
             tensor([0, 0, 1, 1])
         """
         if not 0 <= shrinkage <= 1:

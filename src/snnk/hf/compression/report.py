@@ -48,10 +48,9 @@ def latency(
 
         return run
 
+    most = SECONDS if seconds is None else seconds
     with counting_mode(original), counting_mode(compressed), torch.inference_mode():
-        (before, after), rounds = in_turns(
-            [forward(original), forward(compressed)], seconds=SECONDS if seconds is None else seconds
-        )
+        (before, after), rounds = in_turns([forward(original), forward(compressed)], seconds=most)
     return {
         "original_seconds": before,
         "compressed_seconds": after,
