@@ -6,7 +6,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from snnk.hf.calibration import load_calibration
 from snnk.hf.general import general_texts
 from snnk.hf.record import hold_out
-from snnk.hf.widening import SHARE, gather, substitute, vocabulary, widen
+from snnk.hf.widening import gather, substitute, vocabulary, widen
 
 from helpers.texts import make_english, make_images, make_paired, make_texts, make_tokenizer
 
@@ -83,7 +83,12 @@ def test_half_of_the_batches_of_both_kinds_are_changed(tmp_path):
     tokenizer = make_english()
     general = load_calibration(None, tokenizer, max_tokens=4000)
     given = load_calibration(None, tokenizer, max_tokens=2000, seed=1)
-    mixed, again, other = (widen(given, general, tokenizer, seed=s) for s in (0, 0, 1))
+    (mixed, plain), (again, _), (other, _) = (
+        zip(*widen(given, general, tokenizer, seed=s), strict=True) for s in (0, 0, 1)
+    )
+    kinds = {id(batch): i for i, part in enumerate((given, general)) for batch in part}
+    assert sorted(kinds) == sorted(map(id, plain))  # each comes with the batch as it was
+    assert all(a["input_ids"].shape == b["input_ids"].shape for a, b in zip(mixed, plain, strict=True))
     assert len(mixed) == len(given) + len(general)
     assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(mixed, again, strict=True))
     assert any(not torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(mixed, other, strict=False))
@@ -92,7 +97,6 @@ def test_half_of_the_batches_of_both_kinds_are_changed(tmp_path):
         whole = [tuple(row) for row in rows(part)]
         same = sum(row in found for row in whole) / len(whole)
         assert 0.5 <= same < 0.75  # short texts of a changed batch may stay as they are
-    assert 0 < SHARE < 1
 
 
 def test_what_agreement_is_measured_on_is_neither_fitted_to_nor_changed(tmp_path):
@@ -104,8 +108,10 @@ def test_what_agreement_is_measured_on_is_neither_fitted_to_nor_changed(tmp_path
     assert [held.items for held in inputs.held_out] == [50, 500]
     fitted = {tuple(row) for row in rows(inputs.batches)}
     assert not fitted & {tuple(row) for row in rows(inputs.general.held_out)}
+    own = {tuple(row) for part in (given, inputs.general) for row in rows(part)}
+    assert fitted - own and {tuple(row) for row in rows(inputs.plain)} == own  # no replaced words for the distillation
     narrow = gather(given, tokenizer, max_length=64, wide=False)
-    assert narrow.batches == list(given) and narrow.mixed == 0 < inputs.mixed
+    assert narrow.batches == narrow.plain == list(given) and narrow.mixed == 0 < inputs.mixed
     assert [held.items for held in narrow.held_out] == [50, 500]  # general text is measured on all the same
 
 

@@ -3,7 +3,8 @@
 A fit is close where its inputs are, and arbitrary elsewhere. Texts of one kind have a small part of the words that the
 model knows, and the same turns of phrase over and over. Two things make up for it without any data: in a part of the
 batches, some tokens are replaced by words drawn from the tokenizer's vocabulary; and general text (general.py) is mixed
-in. Held-out texts for measurements are never changed, and no changed text becomes one of them.
+in. Held-out texts for measurements are never changed, and no changed text becomes one of them. The distillation reads
+general text too, but no replaced words: it has to be good at what the fit cannot reach in the texts themselves.
 
 A model of pairs looks for what two texts have in common. A word that both texts of a pair have is therefore replaced in
 both, by the same word. General text becomes pairs of neighbouring texts.
@@ -11,6 +12,7 @@ both, by the same word. General text becomes pairs of neighbouring texts.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -110,8 +112,10 @@ def widen(
     vocab_size: int | None = None,
     without: Container[tuple[int, ...]] = (),
     seed: int = 0,
-) -> list[Batch]:
+) -> list[tuple[Batch, Batch]]:
     """Batches of texts and of general text in random order, with words of the vocabulary in every second of both.
+
+    Each comes with the batch as it was.
 
     An input that would have the tokens of one in `without` stays as it is.
     """
@@ -123,7 +127,7 @@ def widen(
         same = torch.tensor([tokens in without for tokens in _tokens(new)])
         return {**new, "input_ids": torch.where(same[:, None], batch["input_ids"], new["input_ids"])}
 
-    mixed = [change(batch) if i % 2 else batch for part in (batches, general) for i, batch in enumerate(part)]
+    mixed = [(change(batch) if i % 2 else batch, batch) for part in (batches, general) for i, batch in enumerate(part)]
     return [mixed[i] for i in torch.randperm(len(mixed), generator=generator)]
 
 
@@ -134,6 +138,7 @@ class Gathered:
     Args:
         given: the inputs of the user, or general text.
         batches: what is fitted to.
+        plain: the same, in the same order, before any words were replaced; for the distillation.
         more: further inputs, for the distillation alone.
         held_out: what agreement is measured on: inputs like the given ones, then general text.
         general: the general text beside the given texts; None where there is none.
@@ -142,6 +147,7 @@ class Gathered:
 
     given: Calibration
     batches: list[Batch]
+    plain: list[Batch]
     more: list[Batch]
     held_out: list[Calibration]
     general: Calibration | None = None
@@ -164,17 +170,19 @@ def gather(
         batches, part = hold_out(batches)
         held = Calibration(part, given.source, given.kind, sum(len(next(iter(batch.values()))) for batch in part))
     if given.kind == "images":
-        return Gathered(given, batches, given.more, [held])
+        return Gathered(given, batches, batches, given.more, [held])
     general = _beside(given, processor, max_length, seed)
     sets = [held] if general is None or general.held_out is None else [held, general.held_out]
     if not wide:
-        return Gathered(given, batches, given.more, sets, general)
-    others = ([], []) if general is None else (general, general.more)
-    sides = zip((batches, given.more), others, strict=True)
+        return Gathered(given, batches, batches, given.more, sets, general)
+    beside, further = ([], []) if general is None else (general, general.more)
     options: dict[str, Any] = {"pairs": given.kind == "pairs", "vocab_size": vocab_size, "seed": seed}
     apart = {tokens for part in sets for batch in part for tokens in _tokens(batch)}
-    fitted, more = (widen(*parts, processor, without=apart, **options) for parts in sides)
-    return Gathered(given, fitted, more, sets, general, 0 if general is None else general.items)
+    mixed = widen(batches, beside, processor, without=apart, **options)
+    wider, plain = ([pair[i] for pair in mixed] for i in (0, 1))
+    more = [*given.more, *further]
+    random.Random(seed).shuffle(more)
+    return Gathered(given, wider, plain, more, sets, general, 0 if general is None else general.items)
 
 
 def _beside(given: Calibration, tokenizer: PreTrainedTokenizerBase, max_length: int, seed: int) -> Calibration | None:

@@ -153,7 +153,7 @@ def test_steps_begin_and_end_small(taken, padding):
     """
     model = make("BertForSequenceClassification" if padding else "BertModel")
     teacher, new = copy.deepcopy(model), halved(model)
-    size = 0.02 * float(new[0].up.weight.detach().square().mean().sqrt())
+    size = distill.RATE * float(new[0].up.weight.detach().square().mean().sqrt())
     recover_(model, teacher, new, [*batches(1), EMPTY] if padding else batches(), held(), steps=40)
     rates, given = zip(*taken, strict=True)
     assert rates == pytest.approx([size * min(1, (step + 1) / 10) * (1 - step / 40) for step in range(40)], rel=1e-6)

@@ -104,6 +104,7 @@ def compress_(
     max_error: float | None = None,
     recover: int | str = 0,
     recover_minutes: float = 5.0,
+    plain: Sequence[Batch] | None = None,
     more: Sequence[Batch] = (),
     max_tokens: int = 50_000,
     seed: int = 0,
@@ -125,6 +126,7 @@ def compress_(
         recover: steps of distillation from the original afterwards, or "auto": as many as help on inputs that neither
             the fit nor the steps see, and fit into `recover_minutes`. The agreement is measured on other inputs again.
             Whatever the number, the model stays as it was fitted if the steps do not help.
+        plain: what the distillation reads in place of the `batches`, one for each. Default: the batches themselves.
         more: further inputs for the distillation alone. Its length is chosen by the first 16 of these batches, or 4 for
             a decoder. If there are fewer, a tenth of the batches for the fit is taken out of the fit for this choice.
         seed: of random features, which differ between blocks, and of the steps.
@@ -155,7 +157,14 @@ def compress_(
         more = list(check_batches(more))
         count = CHOOSING_CAUSAL if is_causal(model) else CHOOSING
         few = len(more) < count
-        training, choosing, held, tokens = _divide(model, blocks[0], batches, max_tokens, bool(recover) and few)
+        used, counts = _use(model, blocks[0], batches, max_tokens)
+        plain = used if plain is None else plain
+        if len(plain) < len(used):
+            raise ValueError(f"plain must have one batch for each of the {len(used)} batches; got {len(plain)}")
+        fitted, tested = hold_out(range(len(used)))
+        fitted, chosen = hold_out(fitted) if recover and few else (fitted, [])
+        training, choosing, held = ([used[i] for i in part] for part in (fitted, chosen, tested))
+        tokens = sum(counts[i] for i in fitted), sum(counts[i] for i in tested)
         if not few:
             choosing, more = more[:count], more[count:]
         enough(tokens[0], max(_unknowns(block, by_name[block.name]) for block in blocks))
@@ -194,7 +203,7 @@ def compress_(
                 model,
                 teacher,
                 replacements,
-                [*training, *more],
+                [*(plain[i] for i in fitted), *more],
                 choosing,
                 steps=recover,
                 minutes=recover_minutes,
@@ -286,22 +295,18 @@ def _fit(
     raise TypeError(f"{block.name} cannot become {planned.kind!r}")
 
 
-def _divide(
-    model: PreTrainedModel, first: ModelBlock, batches: Iterable[Batch], max_tokens: int, choose: bool
-) -> tuple[list[Batch], list[Batch], list[Batch], tuple[int, int]]:
-    """Batches to fit to, to choose by if `choose` is set, and held out, and the tokens of the first and the last."""
-    used: list[tuple[Batch, int]] = []
-    total = 0
+def _use(
+    model: PreTrainedModel, first: ModelBlock, batches: Iterable[Batch], max_tokens: int
+) -> tuple[list[Batch], list[int]]:
+    """The first batches, up to `max_tokens` tokens, and how many tokens each has."""
+    used: list[Batch] = []
+    counts: list[int] = []
     for batch in check_batches(batches):
-        used.append((batch, _count(model, first, batch)))
-        total += used[-1][1]
-        if total >= max_tokens:
+        used.append(batch)
+        counts.append(_count(model, first, batch))
+        if sum(counts) >= max_tokens:
             break
-    training, held = hold_out(used)
-    training, choosing = hold_out(training) if choose else (training, [])
-    tokens = sum(count for _, count in training), sum(count for _, count in held)
-    fitted, chosen, measured = ([batch for batch, _ in part] for part in (training, choosing, held))
-    return fitted, chosen, measured, tokens
+    return used, counts
 
 
 def _count(model: PreTrainedModel, block: ModelBlock, batch: Batch) -> int:

@@ -48,7 +48,7 @@ from snnk.hf.models import Batch, in_float32
 from snnk.ridge.atoms import advance_, relative_adam
 
 AUTO = "auto"
-RATE, CAUSAL_RATE, WARM_UP = 0.02, 0.002, 10  # SmolLM2-135M gets worse at 0.01
+RATE, CAUSAL_RATE, WARM_UP = 0.008, 0.002, 10  # SmolLM2-135M gets worse at 0.01
 EVERY = 64  # steps between two points of the curve
 SAVE_SECONDS = 60.0  # between two checkpoints at most
 KEPT_BYTES = 2**29  # of the original's outputs, which are computed once if they fit, and otherwise again and again

@@ -263,7 +263,7 @@ def _compress(
     batches = inputs.batches
     say(f"calibration: {inputs}")
     if type(network).__name__.endswith("ForMultipleChoice"):  # one choice per text, whose score is compared
-        for part in (batches, inputs.more, *inputs.held_out):
+        for part in {id(part): part for part in (batches, inputs.plain, inputs.more, *inputs.held_out)}.values():
             part[:] = [{name: x[:, None] for name, x in batch.items()} for batch in part]
     pooling, note = _pooling(folder)
     outputs = probe(network, batches[0], pooling)  # before any work
@@ -292,6 +292,7 @@ def _compress(
             network,
             plan,
             batches,
+            plain=inputs.plain,
             more=inputs.more,
             max_tokens=2 * MAX_TOKENS,
             progress=progress,
