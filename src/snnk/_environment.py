@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 
@@ -32,6 +34,18 @@ def environment() -> dict[str, str]:
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
     }
+
+
+def available_memory() -> int | None:
+    """Return the bytes that this process may still use, within the limits of its container; None if unknown."""
+    found = []
+    with suppress(OSError, ValueError, StopIteration), open("/proc/meminfo", encoding="utf-8") as file:
+        line = next(line for line in file if line.startswith("MemAvailable:"))
+        found.append(int(line.split()[1]) * 1024)
+    with suppress(OSError, ValueError):  # "max" without a limit
+        most, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
+        found.append(max(0, most - used))
+    return min(found, default=None)
 
 
 def _version(name: str) -> str:

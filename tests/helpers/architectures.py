@@ -220,6 +220,17 @@ def towers(name):
     return model
 
 
+def conditional():
+    """A language model that may also be given images."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        text = hf.LlamaConfig(**TEXT | {"num_key_value_heads": 2, "vocab_size": 44})
+        config = hf.LlavaConfig(vision_config=hf.CLIPVisionConfig(**IMAGE), text_config=text, image_token_index=43)
+        model = hf.LlavaForConditionalGeneration(config).eval()
+    perturb_(model)
+    return model
+
+
 def inputs(row):
     generator = torch.Generator().manual_seed(2)
     if row in TOWERS:

@@ -37,6 +37,20 @@ def few(tokens: int, features: int, texts: int) -> str | None:
     )
 
 
+def unreached(layers: int, kind: str) -> str | None:
+    """Layers that do not run for the inputs, as those for images do not if there are texts only.
+
+    Example:
+        >>> unreached(12, "texts")
+        '12 layers do not run for texts alone, such as those for another kind of input: they stay as they are'
+    """
+    if not layers:
+        return None
+    return (
+        f"{layers} layers do not run for {kind} alone, such as those for another kind of input: they stay as they are"
+    )
+
+
 def alike(kind: str, held_out: bool) -> str | None:
     """Nothing to measure on but what the model was fitted to.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -150,8 +150,11 @@ class _Seen(Exception):
     """The block has been seen; the rest of the forward pass is not needed."""
 
 
-def run_to(layer: nn.Module, model: PreTrainedModel, batch: Batch) -> None:
+def run_to(layer: nn.Module, model: PreTrainedModel, batch: Batch, *others: nn.Module) -> None:
     """Run a model through one of its layers and no further: time and memory do not grow with a vocabulary behind it.
+
+    With `others`, it is run until all these layers have run, in whatever order, as the towers of CLIP do. If the inputs
+    do not reach one of them, the model is run to its end.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -162,16 +165,27 @@ def run_to(layer: nn.Module, model: PreTrainedModel, batch: Batch) -> None:
         first layer
     """
 
-    def stop(*_: Any) -> None:
-        raise _Seen
+    ahead = {layer, *others}
 
-    handle = layer.register_forward_hook(stop)  # behind the hooks that the layer has
-    try:
+    def stop(module: nn.Module, *_: Any) -> None:
+        ahead.discard(module)
+        if not ahead:
+            raise _Seen
+
+    with ExitStack() as stack, suppress(_Seen):
+        for one in (layer, *others):
+            stack.callback(one.register_forward_hook(stop).remove)  # behind the hooks that the layer has
         model(**place(batch, model))
-    except _Seen:
-        pass
-    finally:
-        handle.remove()
+
+
+def unreached(blocks: Sequence[B], model: PreTrainedModel, batch: Batch) -> list[B]:
+    """The blocks that do not run for a batch, such as those of a tower for images if there are texts only."""
+    layers, seen = list(dict.fromkeys(block.layer for block in blocks)), set[nn.Module]()
+    with ExitStack() as stack, torch.no_grad():
+        for layer in layers:
+            stack.callback(layer.register_forward_hook(lambda module, *_: seen.add(module)).remove)
+        run_to(layers[0], model, batch, *layers[1:])
+    return [block for block in blocks if block.layer not in seen]
 
 
 @dataclass

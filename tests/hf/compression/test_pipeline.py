@@ -11,7 +11,7 @@ from snnk.hf import compress
 from snnk.hf.calibration import load_calibration
 from snnk.hf.general import general_texts
 
-from helpers.architectures import perturb_
+from helpers.architectures import conditional, perturb_
 from helpers.heads import make
 from helpers.texts import make_english, make_paired, make_texts, make_tokenizer, save
 
@@ -196,3 +196,18 @@ def ends(states, batches):
     """The states of the last tokens that are not padding."""
     lengths = [batch["attention_mask"].sum(1) for batch in batches]
     return [x[torch.arange(len(x)), n - 1] for x, n in zip(states, lengths, strict=True)]
+
+
+def test_a_tower_for_images_stays_as_it_is(many, tmp_path):
+    """Texts do not reach it; with equal shares as well as in a joint plan."""
+    folder = save(conditional(), tmp_path / "model")
+    for joint in (True, False):
+        out = tmp_path / str(joint)
+        found = compress(folder, many, out=out, keep=0.5, joint=joint, refine=0, recover=0)
+        assert "2 layers do not run for texts alone" in found["warnings"][0] and found["blocks_in_all"] == 8
+        assert {block["name"].partition(".")[0] for block in found["plan"]["blocks"]} == {"language_model"}
+        before, after = (hf.LlavaForConditionalGeneration.from_pretrained(place) for place in (folder, out))
+        tower = dict(after.model.vision_tower.named_parameters())
+        assert all(torch.equal(tower[name], p) for name, p in before.model.vision_tower.named_parameters())
+    with pytest.raises(ValueError, match=r"no layer of '0,1' runs for the inputs, input_ids"):
+        compress(folder, many, out=tmp_path / "none", layers="0,1")

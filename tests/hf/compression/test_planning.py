@@ -12,17 +12,19 @@ import transformers as hf
 
 from snnk.hf import Plan, compress_, find_ffns
 from snnk.hf import plan as plan_all
-from snnk.hf.compression import planning
-from snnk.hf.compression.damage import measure
+from snnk.hf.compression import damage, planning
+from snnk.hf.compression.damage import BlockSums, measure
 from snnk.hf.compression.ffn import PENALTY
 from snnk.hf.compression.planning import Budget, _allocate
 from snnk.hf.compression.plans import BlockPlan
 from snnk.hf.compression.targets import importance
+from snnk.hf.finding import find_blocks
+from snnk.hf.model_blocks import FFN
 from snnk.hf.record import observe, tokens_of
 from snnk.ridge.atoms import choose_atoms
 from snnk.ridge.sums import RidgeStats
 
-from helpers.architectures import WIDTH, make
+from helpers.architectures import TOWERS, WIDTH, conditional, make, towers
 from helpers.compression import explained, made_up_timings, some_batches, work_of
 
 plan = partial(plan_all, blocks="ffn")  # attention has tests of its own
@@ -139,6 +141,54 @@ def test_padding_does_not_count_in_a_joint_plan(bert):
 def test_a_joint_plan_needs_tokens(bert):
     with pytest.raises(ValueError, match="60 tokens are too few to fit 32 features; give at least 64, better 320"):
         plan(bert, keep=0.3, batches=some_batches(count=2, size=4))
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_both_towers_are_measured(name):
+    """Whichever of them runs first."""
+    model = towers(name)
+    batches = [text | image for text, image in zip(some_batches("bert"), some_batches("vit"), strict=True)]
+    blocks = find_blocks(model)
+    found = measure(blocks, model, batches)
+    for block, options in zip(blocks, found, strict=True):
+        part = {key: batches[0][key] for key in batches[0] if (key == "pixel_values") == ("vision" in block.name)}
+        tower = model.get_submodule(block.name.partition(".")[0])
+        alone = find_blocks(tower)[block.index % 2 * 2 + isinstance(block, FFN)]
+        inputs = [{key: batch[key] for key in part} for batch in batches]
+        (wanted,) = measure([alone], tower, inputs)
+        assert [damage for _, damage in options] == pytest.approx([damage for _, damage in wanted], rel=1e-6)
+    assert {block.kind for block in plan_all(model, keep=0.5, batches=batches).blocks} - {"dense"}
+
+
+def test_blocks_that_no_input_reaches_stay():
+    model, batches = conditional(), some_batches()
+    found = plan_all(model, keep=0.6, batches=batches)
+    parts = {block.name.partition(".")[0]: [] for block in found.blocks}
+    for block in found.blocks:
+        parts[block.name.partition(".")[0]].append(block)
+    assert {block.kind for block in parts["vision_tower"]} == {"dense"}
+    assert {block.kind for block in parts["language_model"]} - {"dense"}
+    report = compress_(model, found, batches, refine=0)
+    assert [block.kind for block in report.blocks] == [block.kind for block in found.blocks]
+    with pytest.raises(ValueError, match=r"input_ids, attention_mask, do not reach 4 of 8 .* vision_tower.*the first"):
+        compress_(conditional(), plan_all(conditional(), keep=0.5), batches, refine=0)
+    with pytest.raises(ValueError, match="reach none of 4 blocks"):
+        plan_all(model, keep=0.5, batches=batches, layers=[0, 1])
+
+
+def test_sums_that_do_not_fit_into_memory_together_are_measured_in_turns(bert, monkeypatch):
+    blocks, batches = find_blocks(bert), some_batches()
+    most = max(map(damage.sum_bytes, blocks))
+    assert most == 8 * BlockSums(blocks[1]).stats.sums[:, 2:, 1:].numel()
+    found, passes = [], []
+    for memory in (None, damage.COPIES * most):
+        monkeypatch.setattr(damage, "available_memory", lambda memory=memory: memory)
+        passes.append(len(damage._parts(blocks, memory)))
+        found.append(measure(blocks, bert, batches))
+    assert passes == [1, 2] and [[choice for choice, _ in o] for o in found[0]] == [[c for c, _ in o] for o in found[1]]
+    monkeypatch.setattr(damage, "available_memory", lambda: damage.COPIES * most - 1)
+    with pytest.raises(ValueError, match=r"about 0\.0 GB of memory .*joint=False"):
+        plan(bert, keep=0.5, batches=batches)
 
 
 def test_importance_is_that_of_the_next_layer_norm():

@@ -34,7 +34,7 @@ from snnk.hf.finding import find_blocks
 from snnk.hf.low_rank import LowRank
 from snnk.hf.model_blocks import FFN, KEPT, Attention, ModelBlock
 from snnk.hf.models import Batch, check_batches, evaluating, without_gguf_
-from snnk.hf.record import ActivationCache, Reached, hold_out
+from snnk.hf.record import ActivationCache, Reached, hold_out, unreached
 from snnk.hf.replace import Replacement
 
 Site = Tokens | Calls  # what a block is fitted to or measured on: for attention whole calls, as it mixes tokens
@@ -157,7 +157,8 @@ def compress_(
         more = list(check_batches(more))
         count = CHOOSING_CAUSAL if is_causal(model) else CHOOSING
         few = len(more) < count
-        used, counts = _use(model, blocks[0], batches, max_tokens)
+        changed = [block for block in blocks if by_name[block.name].kind != KEPT] or blocks
+        used, counts = _use(model, changed, batches, max_tokens)
         plain = used if plain is None else plain
         if len(plain) < len(used):
             raise ValueError(f"plain must have one batch for each of the {len(used)} batches; got {len(plain)}")
@@ -296,17 +297,28 @@ def _fit(
 
 
 def _use(
-    model: PreTrainedModel, first: ModelBlock, batches: Iterable[Batch], max_tokens: int
+    model: PreTrainedModel, blocks: list[ModelBlock], batches: Iterable[Batch], max_tokens: int
 ) -> tuple[list[Batch], list[int]]:
     """The first batches, up to `max_tokens` tokens, and how many tokens each has."""
     used: list[Batch] = []
     counts: list[int] = []
     for batch in check_batches(batches):
+        if not used:
+            _refuse_unreached(model, blocks, batch)
         used.append(batch)
-        counts.append(_count(model, first, batch))
+        counts.append(_count(model, blocks[0], batch))
         if sum(counts) >= max_tokens:
             break
     return used, counts
+
+
+def _refuse_unreached(model: PreTrainedModel, blocks: list[ModelBlock], batch: Batch) -> None:
+    away = unreached(blocks, model, batch)
+    if away:
+        raise ValueError(
+            f"the inputs, {', '.join(batch)}, do not reach {len(away)} of {len(blocks)} blocks, {away[0].name} the "
+            "first, so that there is nothing to fit these to; give inputs that do, or plan the other layers only"
+        )
 
 
 def _count(model: PreTrainedModel, block: ModelBlock, batch: Batch) -> int:

@@ -9,24 +9,26 @@ that those of different blocks can be added and compared.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from transformers import PreTrainedModel
 
+from snnk._environment import available_memory
 from snnk.hf.compression.attention import HeadMaps, HeadSums, shortened
 from snnk.hf.compression.ffn import PENALTY
 from snnk.hf.compression.plans import BlockPlan, option
 from snnk.hf.compression.targets import gain, importance
 from snnk.hf.model_blocks import FFN, KEPT, Attention, ModelBlock
 from snnk.hf.models import Batch, check_batches, evaluating
-from snnk.hf.record import Call, Observation, context, flat, observe, run_to
+from snnk.hf.record import Call, Observation, context, flat, observe, run_to, unreached
 from snnk.hf.replace import LOW_RANK
 from snnk.ridge.atoms import choose_atoms
 from snnk.ridge.sums import RidgeStats
 
 STEPS = 48  # numbers of atoms that are compared for a block
 RANKS = 8  # ranks that are compared for queries and keys, and for values
+COPIES = 3  # of the sums of one block, while its choices are computed
 TRIED = 8192  # tokens at least on which ranks of queries and keys are tried
 Option = tuple[BlockPlan, float]  # with its damage
 
@@ -71,34 +73,75 @@ class BlockSums:
 
 
 def measure(blocks: list[ModelBlock], model: PreTrainedModel, batches: Iterable[Batch]) -> list[list[Option]]:
-    """The choices for each block, each with its damage."""
+    """The choices for each block, each with its damage; a block that no input reaches can only stay as it is.
+
+    The sums of a block grow with the square of its width. Blocks whose sums fit into memory together are measured in
+    one pass over the batches, and there are as many passes as it takes.
+    """
+    kept = list(check_batches(batches))
+    if not kept:
+        raise ValueError("there are no batches to calibrate with; give at least one")
+    found: dict[str, list[Option]] = {}
+    with evaluating(model), torch.no_grad():
+        away = {block.name for block in unreached(blocks, model, kept[0])}
+        if len(away) == len(blocks):
+            raise ValueError(f"the inputs, {', '.join(kept[0])}, reach none of {len(blocks)} blocks; give others")
+        for part in _parts([block for block in blocks if block.name not in away], available_memory()):
+            found |= _measure(part, model, kept)
+    return [found.get(block.name, [(option(block, KEPT), 0.0)]) for block in blocks]
+
+
+def sum_bytes(block: ModelBlock) -> int:
+    """Memory of the sums of a block; those of attention are small."""
+    features = block.width + block.in_features if isinstance(block, FFN) else 0
+    return 8 * features * (features + block.out_features)
+
+
+def _parts(blocks: list[ModelBlock], memory: int | None) -> list[list[ModelBlock]]:
+    """Blocks in order, in parts whose sums fit into half of the memory; an error if those of one do not fit at all."""
+    most = max(map(sum_bytes, blocks))
+    if memory is not None and COPIES * most > memory:
+        raise ValueError(
+            f"a joint plan needs about {COPIES * most / 1e9:.1f} GB of memory for the largest block, and "
+            f"{memory / 1e9:.1f} GB are available; free some, or let every block keep the same share (joint=False)"
+        )
+    parts: list[list[ModelBlock]] = [[]]
+    for block in blocks:
+        if memory is not None and sum(map(sum_bytes, [*parts[-1], block])) > memory / 2 and parts[-1]:
+            parts.append([])
+        parts[-1].append(block)
+    return parts
+
+
+def _measure(blocks: list[ModelBlock], model: PreTrainedModel, batches: list[Batch]) -> dict[str, list[Option]]:
     found = {block.name: BlockSums(block) for block in blocks}
-    seen = 0
     tried: list[Batch] = []
 
     def add(block: ModelBlock, observation: Observation) -> None:
         found[block.name].update(observation, batch)
 
-    with evaluating(model), torch.no_grad():
-        with observe(blocks, add):
-            for batch in check_batches(batches):
-                if found[blocks[0].name].tokens < TRIED:
-                    tried.append(batch)
-                run_to(blocks[-1].layer, model, batch)
-                seen += 1
-        if not seen:
-            raise ValueError("there are no batches to calibrate with; give at least one")
-        enough(found[blocks[0].name].tokens, max(_unknowns(block) for block in blocks))
-        heads = [block for block in blocks if isinstance(block, Attention)]
-        maps = {block.name: found[block.name].heads.maps(found[block.name].scale) for block in heads}
-        errors = _try_ranks([block for block in heads if not block.names.fixed], maps, model, tried)
-    return [
-        _of_ffn(block, found[block.name])
+    with observe(blocks, add):
+        for batch in batches:
+            if min(sums.tokens for sums in found.values()) < TRIED:
+                tried.append(batch)
+            _run(blocks, model, batch)
+    for block in sorted(blocks, key=_unknowns, reverse=True):
+        enough(found[block.name].tokens, _unknowns(block))
+    heads = [block for block in blocks if isinstance(block, Attention)]
+    maps = {block.name: found[block.name].heads.maps(found[block.name].scale) for block in heads}
+    errors = _try_ranks([block for block in heads if not block.names.fixed], maps, model, tried)
+    return {
+        block.name: _of_ffn(block, found.pop(block.name))  # the sums are not needed any more
         if isinstance(block, FFN)
-        else _of_attention(block, found[block.name], maps[block.name], errors.get(block.name, {}))
+        else _of_attention(block, found.pop(block.name), maps[block.name], errors.get(block.name, {}))
         for block in blocks
         if isinstance(block, FFN | Attention)
-    ]
+    }
+
+
+def _run(blocks: Sequence[ModelBlock], model: PreTrainedModel, batch: Batch) -> None:
+    first, *others = dict.fromkeys(block.layer for block in blocks)
+    run_to(first, model, batch, *others)
 
 
 def ranks_of(size: int) -> list[int]:
@@ -117,7 +160,7 @@ def _try_ranks(
     """For each attention block and rank of queries and keys, the weighted squared error per token."""
     found = {block.name: dict.fromkeys(ranks_of(block.head_size), 0.0) for block in blocks}
     calls: list[tuple[Attention, Call, torch.Tensor]] = []
-    tokens = 0
+    tokens = dict.fromkeys(found, 0)
 
     def note(block: Attention, seen: Observation) -> None:
         if seen.call is not None:
@@ -126,7 +169,7 @@ def _try_ranks(
     for batch in batches if blocks else []:
         calls.clear()
         with observe(blocks, note):
-            run_to(blocks[-1].layer, model, batch)
+            _run(blocks, model, batch)
         for block, call, weight in calls:
             scale = importance(block, torch.ones(1, block.out_features))[1].to(weight.device)
             out, exact = block.weight("out"), flat(context(block, call), batch, block.row.masked)
@@ -134,8 +177,8 @@ def _try_ranks(
                 with shortened(block, maps[block.name], rank):
                     wrong = (flat(context(block, call), batch, block.row.masked) - exact) @ out.T
                 found[block.name][rank] += float((weight[:, None] * (wrong * scale).square()).sum())
-        tokens += len(calls[0][2])
-    return {name: {rank: e / max(tokens, 1) for rank, e in errors.items()} for name, errors in found.items()}
+            tokens[block.name] += len(weight)
+    return {name: {rank: e / max(tokens[name], 1) for rank, e in errors.items()} for name, errors in found.items()}
 
 
 def _of_ffn(ffn: FFN, sums: BlockSums) -> list[Option]:

@@ -37,7 +37,7 @@ from snnk.hf.compression.plans import Plan
 from snnk.hf.compression.times import Timings, check_tokens
 from snnk.hf.compression.timing import RUNTIMES, TOKENS, compare
 from snnk.hf.cost import stored
-from snnk.hf.finding import find_blocks, parse_layers
+from snnk.hf.finding import choose_layers, find_blocks, find_ffns, parse_layers
 from snnk.hf.folders import (
     copy_others,
     find_folder,
@@ -48,6 +48,7 @@ from snnk.hf.folders import (
     some,
 )
 from snnk.hf.models import headless_class, load_model, load_processor, quiet, read_config, reads_pairs, token_limit
+from snnk.hf.record import unreached
 from snnk.hf.widening import Gathered, gather
 
 KEEP = 0.33  # if there is neither `keep` nor a target
@@ -267,6 +268,10 @@ def _compress(
             part[:] = [{name: x[:, None] for name, x in batch.items()} for batch in part]
     pooling, note = _pooling(folder)
     outputs = probe(network, batches[0], pooling)  # before any work
+    layers, away = _reached(network, batches[0], settings)
+    warned = _warn([doubts.unreached(away, given.kind)], say)
+    if away and settings["plan"] is None and plan is not None:
+        plan = _plan(network, {**settings, "layers": layers}, timings=plan.timings)
     asked = {**settings, "plan": None if settings["plan"] is None or plan is None else plan.to_dict()}
     key = fingerprint(asked, network, [*batches, *inputs.more])
     with CompressionCheckpoint(checkpoint_of(out), key) as checkpoint:
@@ -276,13 +281,14 @@ def _compress(
         elif together or plan is None:
             progress("planning", 0, blocks)
             try:
-                plan = _plan(network, settings, batches, None if plan is None else plan.timings)
+                chosen = {**settings, "layers": layers}
+                plan = _plan(network, chosen, batches, None if plan is None else plan.timings)
             except TooFewTokens as error:
                 if settings["joint"] or plan is None:
                     raise
                 say(f"note: every block keeps the same share, as a joint plan needs more inputs: {error}")
         checkpoint.start(plan)
-        warned = _warn([*_before(inputs, plan), doubts.single(pairs, inputs.given.kind)], say)
+        warned += _warn([*_before(inputs, plan), doubts.single(pairs, inputs.given.kind)], say)
         if plan.timings is not None:
             warned += _warn([doubts.busy(plan.timings.waited, plan.timings.threads)], say)
         say(str(plan))
@@ -372,6 +378,15 @@ def load(
     images = model.main_input_name == "pixel_values"
     processor = load_processor(folder, images, vocab_size=getattr(model.config, "vocab_size", None) or 0)
     return model, processor
+
+
+def _reached(network: PreTrainedModel, batch: dict[str, Tensor], settings: dict[str, Any]) -> tuple[list[int], int]:
+    """The numbers of the chosen layers that run for a batch, and how many do not; a ValueError if none does."""
+    ffns = choose_layers(find_ffns(network), settings["layers"])
+    away = {ffn.index for ffn in unreached(ffns, network, batch)}
+    if len(away) == len(ffns):
+        raise ValueError(f"no layer of {settings['layers']!r} runs for the inputs, {', '.join(batch)}; choose others")
+    return [ffn.index for ffn in ffns if ffn.index not in away], len(away)
 
 
 def is_classifier(model: PreTrainedModel) -> bool:
