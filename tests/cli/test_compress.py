@@ -283,13 +283,25 @@ def test_a_latency_that_is_missed_is_warned_of(run, bert, texts, tmp_path, monke
         "snnk.hf.compression.planning.measure_times", lambda model, *_, **__: replace(made_up_timings(model), **busy)
     )
     monkeypatch.setattr("snnk.hf.compression.pipeline.compare", lambda models, **_: [0.004, 0.002])
-    options = ["--target-speedup", 1.3, "--max-error", 1e-9, "--refine", 0, "--out", tmp_path / "out"]
+    options = [
+        "--target-speedup",
+        1.3,
+        "--max-error",
+        1e-9,
+        "--refine",
+        0,
+        "--tokens",
+        "1x99",
+        "--out",
+        tmp_path / "out",
+    ]
     code, *_ = run("compress", bert, "--calibration", texts, *options)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     original = 1e-9 * work_of(transformers.BertModel.from_pretrained(bert))
     assert code == 0 and report["timing"]["predicted_seconds"] == pytest.approx(original)
     assert "the latency is 2.00 ms, and 0.00 ms were predicted" in " ".join(report["warnings"])
     assert "the process waited for 40 % of the time" in " ".join(report["warnings"])
+    assert "for texts of 32 tokens, the most that the model has" in " ".join(report["warnings"])
 
 
 def test_images(run, tmp_path):

@@ -146,8 +146,7 @@ def command(
         {"what": "times as fast", "before": 1.0, "after": speed["speedup"]},
     ]
     if (timing := found["timing"]) is not None:
-        batch, length = timing["tokens"]
-        what = f"ms for {batch} x {length} tokens, predicted {1e3 * timing['predicted_seconds']:.2f}"
+        what = f"ms for {timing['inputs']}, predicted {1e3 * timing['predicted_seconds']:.2f}"
         times = {"before": 1e3 * timing["original_seconds"], "after": 1e3 * timing["compressed_seconds"]}
         rows.append({"what": what, **times})
     show_table(found["base_model"], {"what": "", "before": "original", "after": "compressed"}, rows)

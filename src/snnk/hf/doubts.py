@@ -148,6 +148,31 @@ def busy(waited: float, threads: int) -> str | None:
     )
 
 
+def clipped(asked: int, measured: int) -> str | None:
+    """Times for shorter texts than those that were asked for.
+
+    Example:
+        >>> clipped(1024, 512)
+        'times were measured for texts of 512 tokens, the most that the model has positions for, and not of 1024'
+    """
+    if asked <= measured:
+        return None
+    return (
+        f"times were measured for texts of {measured} tokens, the most that the model has positions for, and not of "
+        f"{asked}"
+    )
+
+
+def untimed(error: Exception) -> str:
+    """The latency for which the plan was made could not be measured.
+
+    Example:
+        >>> untimed(RuntimeError("no memory"))
+        'the latency of the compressed model could not be measured: no memory; that of the plan is a prediction'
+    """
+    return f"the latency of the compressed model could not be measured: {error}; that of the plan is a prediction"
+
+
 def late(predicted: float, measured: float) -> str | None:
     """A latency above the one that the plan was made for.
 

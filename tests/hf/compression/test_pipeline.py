@@ -1,17 +1,20 @@
 """Agreement in the report of `compress` against the outputs of the two folders, on texts that nothing was fitted to."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers as hf
 
-from snnk.hf import compress
+from snnk.hf import compress, plan
 from snnk.hf.calibration import load_calibration
+from snnk.hf.compression.timing import RUNTIMES
 from snnk.hf.general import general_texts
 
 from helpers.architectures import conditional, perturb_
+from helpers.compression import made_up_timings
 from helpers.heads import make
 from helpers.texts import make_english, make_paired, make_texts, make_tokenizer, save
 
@@ -142,6 +145,41 @@ def test_a_file_of_copies_is_measured_on_the_batches_that_compress_holds_out(ber
     (held,) = found["held_out"]
     assert held["inputs"] == 3 and held["worst"] == [] and found["agreement"]["cosine"] > 0.99
     assert any("reads all texts as the same tokens" in warning for warning in found["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"runtime": "other"}, "unknown runtime 'other'. Known: torch, onnx"),
+        ({"tokens": (10**6, 10**6)}, "1000000 x 1000000 tokens is too large to be timed"),
+        ({"runtime": "broken"}, "BertModel cannot be run with broken on 1 x 32 tokens: out of order"),
+    ],
+)
+def test_timings_of_a_plan_are_checked_before_any_work(bert, tmp_path, monkeypatch, change, message):
+    """The file of texts is not read yet, which has too few."""
+
+    def broken(model, batch):
+        raise RuntimeError("out of order")
+
+    monkeypatch.setitem(RUNTIMES, "broken", broken)
+    model = hf.AutoModel.from_pretrained(bert)
+    found = plan(model, target_speedup=1.2, timings=made_up_timings(model))
+    replace(found, timings=replace(found.timings, **change)).save(tmp_path / "plan.json")
+    (tmp_path / "few.txt").write_text("w1\n")
+    with pytest.raises(ValueError, match=message):
+        compress(bert, tmp_path / "few.txt", out=tmp_path / "out", plan=tmp_path / "plan.json")
+
+
+def test_a_timing_that_fails_in_the_end_is_a_warning(bert, many, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("no session")
+
+    model = hf.AutoModel.from_pretrained(bert)
+    plan(model, target_speedup=1.2, timings=made_up_timings(model)).save(tmp_path / "plan.json")
+    monkeypatch.setattr("snnk.hf.compression.pipeline.compare", fail)
+    found = compress(bert, many, out=tmp_path / "out", plan=tmp_path / "plan.json", refine=0, recover=0)
+    assert found["timing"] is None and "could not be measured: no session" in found["warnings"][-1]
+    assert hf.AutoModel.from_pretrained(tmp_path / "out") is not None and (tmp_path / "out/report.html").is_file()
 
 
 LABELS = {0: "entailment", 1: "neutral", 2: "contradiction"}

@@ -6,6 +6,7 @@ Nothing here depends on how fast anything is: where a test needs times, it makes
 import copy
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -103,6 +104,39 @@ def test_the_batch_is_the_one_that_was_asked_for(counted):
     assert timings.tokens == (3, 7) and {shapes["input_ids"] for *_, shapes in counted} == {(3, 7)}
     measure_times(make("vit"), tokens=(3, 7))
     assert counted[-1][2] == {"pixel_values": (3, 3, 8, 8)}
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "wanted"),
+    [
+        (lambda: make("bert"), (2, 7), "2 x 7 tokens"),
+        (lambda: make("bert", max_position_embeddings=20), (2, 50), "2 x 20 tokens"),
+        (lambda: make("vit"), (1, 32), "1 image of 8 x 8"),
+        (lambda: make("whisper"), (3, 32), "3 sounds of 12 frames"),
+        (lambda: towers("clip"), (2, 7), "2 x 7 tokens and 2 images of 8 x 8"),
+    ],
+)
+def test_timings_name_what_was_measured(counted, model, tokens, wanted):
+    """Texts are cut to the positions that the model has, and a model of images reads no tokens."""
+    timings = measure_times(model(), tokens=tokens)
+    assert timings.inputs == wanted and f"measured with torch for {wanted} on" in str(timings)
+    assert timings.tokens == ((2, 20) if tokens == (2, 50) else tokens)
+    stored = timings.to_dict()
+    assert Timings.from_dict(stored) == timings
+    del stored["inputs"]  # as in older files
+    assert Timings.from_dict(stored) == replace(timings, inputs="")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_waiting_is_that_of_the_thread_that_waited_longest(counted, monkeypatch, threads):
+    """Two threads at work take up to two seconds of processor time per second, so that this shows no waiting."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    for waits, wanted in (([{"1": 1.0}, {"1": 2.0, "2": 4.0}], 0.4), ([{}, {}], 0.1 if threads == 1 else 0.0)):
+        clocks = {"perf_counter": iter([0.0, 10.0]), "process_time": iter([0.0, 9.0 * threads])}
+        for name, times in clocks.items():
+            monkeypatch.setattr(timing.time, name, partial(next, times))
+        monkeypatch.setattr(timing, "_waiting", partial(next, iter(waits)))
+        assert measure_times(make("bert")).waited == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("name", ["BertForMultipleChoice", "BertForQuestionAnswering", "GPT2LMHeadModel"])

@@ -35,7 +35,7 @@ from snnk.hf.compression.planning import BLOCKS, Unreachable
 from snnk.hf.compression.planning import plan as make_plan
 from snnk.hf.compression.plans import Plan
 from snnk.hf.compression.times import Timings, check_tokens
-from snnk.hf.compression.timing import RUNTIMES, TOKENS, compare
+from snnk.hf.compression.timing import RUNTIMES, TOKENS, check_runs, compare, described
 from snnk.hf.cost import stored
 from snnk.hf.finding import choose_layers, find_blocks, find_ffns, parse_layers
 from snnk.hf.folders import (
@@ -47,7 +47,16 @@ from snnk.hf.folders import (
     pooling_of,
     some,
 )
-from snnk.hf.models import headless_class, load_model, load_processor, quiet, read_config, reads_pairs, token_limit
+from snnk.hf.models import (
+    example_inputs,
+    headless_class,
+    load_model,
+    load_processor,
+    quiet,
+    read_config,
+    reads_pairs,
+    token_limit,
+)
 from snnk.hf.record import unreached
 from snnk.hf.widening import Gathered, gather
 
@@ -207,6 +216,8 @@ def _plan(
     if settings["plan"] is not None:
         plan = Plan.load(settings["plan"])
         plan.check(model)
+        if plan.timings is not None:  # before any work, as the latency is measured at the end
+            check_runs(model, tokens=plan.timings.tokens, runtime=plan.timings.runtime)
         return plan
     names = ("keep", "target_size", *TIMED)
     options = {name: settings[name] for name in (*names, "tokens", "runtime", "layers", "blocks", "kind")}
@@ -290,7 +301,9 @@ def _compress(
         checkpoint.start(plan)
         warned += _warn([*_before(inputs, plan), doubts.single(pairs, inputs.given.kind)], say)
         if plan.timings is not None:
-            warned += _warn([doubts.busy(plan.timings.waited, plan.timings.threads)], say)
+            table = plan.timings
+            cut = doubts.clipped(settings["tokens"][1], table.tokens[1]) if timed else None
+            warned += _warn([doubts.busy(table.waited, table.threads), cut], say)
         say(str(plan))
         original = copy.deepcopy(network)
         options = {name: settings[name] for name in ("refine", "max_error", "recover", "recover_minutes", "seed")}
@@ -314,7 +327,11 @@ def _compress(
         if len(sets) > 1:
             warned += _warn([doubts.narrow(*(held["figures"] for held in sets))], say)
         progress("measuring latency", blocks, blocks)
-        timing = _timing(original, network, plan, done)
+        timing = None
+        try:
+            timing = _timing(original, network, plan, done)
+        except Exception as error:  # of a runtime; the compressed model must not be lost
+            warned += _warn([doubts.untimed(error)], say)
         if timing is not None:
             warned += _warn([doubts.late(timing["predicted_seconds"], timing["compressed_seconds"])], say)
         found = {
@@ -353,6 +370,7 @@ def _timing(
     return {
         "runtime": table.runtime,
         "tokens": list(table.tokens),
+        "inputs": described(example_inputs(original, table.tokens)),
         "threads": torch.get_num_threads(),
         "original_seconds": before,
         "predicted_seconds": table.seconds_of(block for block in plan.blocks if block.name not in refused),

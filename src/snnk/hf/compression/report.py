@@ -83,8 +83,7 @@ def _latency(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if found is None:
         return []
     before, planned, after = (1e3 * found[f"{name}_seconds"] for name in ("original", "predicted", "compressed"))
-    batch, length = found["tokens"]
-    what = f"for {batch} x {length} tokens with {found['runtime']}; predicted {planned:.2f} ms"
+    what = f"for {found['inputs']} with {found['runtime']}; predicted {planned:.2f} ms"
     return [(what, f"{before:.2f} &rarr; {after:.2f} ms")]
 
 

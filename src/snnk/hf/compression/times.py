@@ -11,7 +11,7 @@ blocks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from snnk import _checks
+from snnk._text import printable
 from snnk.hf.model_blocks import KEPT
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ class Timings:
         waited: part of the measurement in which the process did not run; much of it makes times doubtful.
         seconds: of the model as it is.
         groups: the blocks of each shape and their times.
+        inputs: the batch in words, such as "1 x 32 tokens" or "1 image of 224 x 224"; older files have none.
 
     Example:
         >>> times = Time("dense", None, None, 0.010), Time("atoms", 8, None, 0.006)
@@ -139,9 +141,10 @@ class Timings:
     waited: float
     seconds: float
     groups: tuple[TimedBlocks, ...]
+    inputs: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("runtime", "processor"):
+        for name in ("runtime", "processor", "inputs"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} must be a text; got {getattr(self, name)!r}")
         object.__setattr__(self, "tokens", check_tokens(self.tokens))
@@ -187,8 +190,9 @@ class Timings:
 
     def __str__(self) -> str:
         batch, length = self.tokens
+        inputs = printable(self.inputs) or f"{batch} x {length} tokens"
         return (
-            f"measured with {self.runtime} for {batch} x {length} tokens on {self.threads} thread(s): "
+            f"measured with {self.runtime} for {inputs} on {self.threads} thread(s): "
             f"{1e3 * self.seconds:.2f} ms; the table fits within {100 * self.misfit:.1f} %"
         )
 
@@ -201,8 +205,9 @@ def check_tokens(tokens: object) -> tuple[int, int]:
 
 
 def _record(cls: type, stored: object, what: str) -> dict[str, Any]:
-    names = [field.name for field in fields(cls)]
-    if not isinstance(stored, Mapping) or set(stored) != set(names):
+    every = {field.name for field in fields(cls)}
+    names = [field.name for field in fields(cls) if field.default is MISSING]
+    if not isinstance(stored, Mapping) or not set(names) <= set(stored) <= every:
         raise ValueError(f"{what} must have the keys {', '.join(names)}; got {str(stored)[:200]}")
     return dict(stored)
 

@@ -18,7 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from snnk.hf.replace import LOW_RANK, Replacement, replace_
 from snnk.maps import RANDOM_MAPS, make_feature_map
 
 TOKENS = (1, 32)  # one short text
+MOST_TOKENS = 2**20  # of a batch that a file asks for
 SECONDS, ROUNDS = 2.0, 100  # approximate duration of one measurement, and rounds at most
 Runner = Callable[[nn.Module, Batch], Callable[[], Any]]  # a function that runs a model once on a batch, and waits
 
@@ -118,7 +119,44 @@ def measure_times(
         names = tuple(block.name for block in group)
         found.append(TimedBlocks(names, width_of(group[0]), (Time(KEPT, None, None, seconds), *times)))
     processor, threads = environment()["processor"], torch.get_num_threads()
-    return Timings(runtime, trial.tokens, processor, threads, trial.waited, seconds, tuple(found))
+    inputs = described(trial.batch)
+    return Timings(runtime, trial.tokens, processor, threads, trial.waited, seconds, tuple(found), inputs)
+
+
+def described(batch: Batch) -> str:
+    """The inputs of a batch in words.
+
+    Example:
+        >>> described({"input_ids": torch.zeros(1, 32), "pixel_values": torch.zeros(2, 3, 8, 8)})
+        '1 x 32 tokens and 2 images of 8 x 8'
+    """
+    words = []
+    if "input_ids" in batch:
+        words.append(f"{len(batch['input_ids'])} x {batch['input_ids'].shape[-1]} tokens")
+    if "pixel_values" in batch:
+        count, (height, width) = len(batch["pixel_values"]), batch["pixel_values"].shape[-2:]
+        words.append(f"{count} image{'s' if count > 1 else ''} of {height} x {width}")
+    if "input_features" in batch:
+        count, frames = len(batch["input_features"]), batch["input_features"].shape[-1]
+        words.append(f"{count} sound{'s' if count > 1 else ''} of {frames} frames")
+    return " and ".join(words)
+
+
+def check_runs(model: PreTrainedModel, *, tokens: tuple[int, int], runtime: str) -> None:
+    """Refuse a batch and a runtime that the model cannot be timed with, by running it once."""
+    run = RUNTIMES[_checks.choose(runtime, RUNTIMES, "runtime")]
+    batch, length = tokens
+    if batch * length > MOST_TOKENS:
+        raise ValueError(f"a batch of {batch} x {length} tokens is too large to be timed; the most is {MOST_TOKENS:,}")
+    try:
+        with counting_mode(model):
+            run(model, example_inputs(model, tokens))()
+    except ImportError:
+        raise
+    except Exception as error:  # the code of the model and of the runtime may raise anything
+        raise ValueError(
+            f"{type(model).__name__} cannot be run with {runtime} on {batch} x {length} tokens: {error}"
+        ) from error
 
 
 def compare(models: Sequence[PreTrainedModel], *, tokens: tuple[int, int], runtime: str) -> list[float]:
@@ -146,6 +184,8 @@ class _Trial:
         self.run = _checks.look_up(runtime, RUNTIMES, "runtime")
         self.tokens, self.model = check_tokens(tokens), model
         self.batch = example_inputs(model, self.tokens)
+        if "input_ids" in self.batch:  # cut to the length that the model has positions for
+            self.tokens = self.tokens[0], self.batch["input_ids"].shape[-1]
         self.medians: list[float] = []
 
     def __enter__(self) -> _Trial:
@@ -158,7 +198,7 @@ class _Trial:
             stack.enter_context(counting_mode(self.copy))
             self.whole = self.run(self.model, self.batch)
             self.stack = stack.pop_all()
-        self.began = self._clocks()
+        self.began = time.perf_counter(), time.process_time(), _waiting()
         return self
 
     def ratio(self, blocks: list[BlockPlan]) -> float:
@@ -177,14 +217,22 @@ class _Trial:
         return second / first
 
     def __exit__(self, *error: Any) -> None:
-        wall, processor = (now - then for now, then in zip(self._clocks(), self.began, strict=True))
-        self.waited = min(1.0, max(0.0, 1 - processor / max(wall, 1e-9)))
+        wall, processor = time.perf_counter() - self.began[0], time.process_time() - self.began[1]
+        waits = [seconds - self.began[2].get(thread, 0.0) for thread, seconds in _waiting().items()]
+        if not waits and torch.get_num_threads() == 1:  # the time of several threads may exceed that on the wall
+            waits = [wall - processor]
+        self.waited = min(1.0, max([0.0, *waits]) / max(wall, 1e-9))
         self.seconds = statistics.median(self.medians) if self.medians else 0.0
         self.stack.close()
 
-    @staticmethod
-    def _clocks() -> tuple[float, float]:
-        return time.perf_counter(), time.process_time()
+
+def _waiting() -> dict[str, float]:
+    """The seconds for which each thread of this process was ready and waited for a processor; {} where unknown."""
+    found = {}
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):  # a thread may end
+            found[path.parent.name] = int(path.read_text().split()[1]) / 1e9
+    return found
 
 
 def replace_as_planned(block: ModelBlock, planned: BlockPlan) -> Replacement | LowRank | None:
