@@ -85,6 +85,23 @@ def test_other_columns_of_a_table_are_not_decoded(tmp_path, kind):
     assert found.column == "body" and peak < 15e6
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_of_long_documents_no_more_is_kept_than_the_model_reads(tmp_path, side):
+    """60 documents of 200,000 characters are 12 MB, and the tokens that are read of them less than 0.1."""
+    texts = [f"{text} {'w1 w2 w3 w4 ' * 16_000} {text}" for text in make_texts(60)]
+    path = write(tmp_path, "txt", texts)
+    tokenizer = make_tokenizer()
+    tokenizer.truncation_side = side
+    tracemalloc.start()
+    try:
+        found = load_calibration(path, tokenizer, max_length=16)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    part = slice(15) if side == "right" else slice(-15, None)
+    assert decoded(found) == sorted(" ".join(text.split()[part]) for text in texts) and peak < 6e6
+
+
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize("column", [None, "body"])
 def test_the_schema_of_a_table_tells_texts(tmp_path, kind, column):

@@ -47,6 +47,7 @@ BETWEEN = " / "  # the two texts of a pair, where they are shown
 SHORT = 8  # tokens of a general text on average, at least
 PARTS = 20  # batches at least, so that more than one is held out
 MAX_TOKENS = 50_000
+CHARACTERS = 16  # of a text that are kept per token that the model reads, so that long documents need no memory
 MOST_UNKNOWN = 0.5  # largest part of unknown tokens
 PATCH = 256  # pixels that are counted as one token of an image
 T = TypeVar("T")
@@ -175,6 +176,7 @@ def load_calibration(
     if images and path is not None:
         return _images(path, image_processor, batch_size, max_tokens, held_out, generator)
     source: str | Path = path or GENERAL
+    length = min(max_length, tokenizer.model_max_length)
     names: Texts = ()
     if path is None:
         size = 2 if pairs else 1
@@ -182,7 +184,8 @@ def load_calibration(
         chosen: list[Texts] = list(zip(*(drawn[i::size] for i in range(size)), strict=False))
     else:
         texts, names = _texts(path, column)
-        stripped = (tuple(map(str.strip, parts)) for parts in texts)
+        room = slice(-length * CHARACTERS, None) if tokenizer.truncation_side == "left" else slice(length * CHARACTERS)
+        stripped = (tuple(text.strip()[room] for text in parts) for parts in texts)
         # a text has at least one token, so that more texts than tokens are never needed
         most = max_tokens + held_out + more_tokens
         chosen = _sample((parts for parts in stripped if all(parts)), most, generator)
@@ -191,7 +194,6 @@ def load_calibration(
     if not chosen:
         raise ValueError(f"{source} is empty: there is no {'pair of texts' if pairs else 'text'} in it")
     _enough(len(chosen), source, kind)
-    length = min(max_length, tokenizer.model_max_length)
     inputs = (one for one in read_inputs(tokenizer, chosen, length, batch_size) if one.group not in without)
     fitted = take(islice(inputs, len(chosen) - _reserved(len(chosen), held_out)), max_tokens, batch_size)
     _enough(len(fitted), source, f"{kind} with tokens")

@@ -6,13 +6,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from snnk._checkpoint import CheckpointError, read_checkpoint
 from snnk.hf import compress
-from snnk.hf.compression import distill, stages
+from snnk.hf.compression import blocks, distill, stages
 from snnk.hf.compression.checkpoint import CompressionCheckpoint, fingerprint, remove_checkpoint
 
 from helpers.architectures import make
@@ -87,13 +90,16 @@ def test_a_process_that_is_killed_at_a_step(calm, bert, texts, tmp_path):
     ],
 )
 def test_a_run_that_is_stopped_anywhere(calm, bert, texts, tmp_path, monkeypatch, where, step):
+    """The report has the time of both runs; by this clock, each block takes 100 s."""
     monkeypatch.setattr(distill, "SAVE_SECONDS", -1.0)  # a checkpoint after each step
+    monkeypatch.setattr(blocks, "time", SimpleNamespace(monotonic=partial(next, count(step=100.0))))
     out = tmp_path / "out"
     with pytest.raises(Stopped):
         compress(bert, texts, out=out, progress=stop_at(where, step), **OPTIONS)
     assert {path.name for path in tmp_path.glob("out*")} == {"out.checkpoint"}
-    compress(bert, texts, out=out, **OPTIONS)
+    done = compress(bert, texts, out=out, **OPTIONS)["report"]
     assert weights(out) == weights(calm) and curve(out) == curve(calm)
+    assert [block["seconds"] for block in done["blocks"]] == [100.0] * 4 and done["seconds"] >= 600
 
 
 def test_stages_of_a_length_that_was_chosen(quick, bert, texts, tmp_path, monkeypatch):

@@ -182,6 +182,15 @@ def test_a_timing_that_fails_in_the_end_is_a_warning(bert, many, tmp_path, monke
     assert hf.AutoModel.from_pretrained(tmp_path / "out") is not None and (tmp_path / "out/report.html").is_file()
 
 
+@pytest.mark.parametrize("blocks", ["attention", "ffn"])
+def test_few_texts_are_few_for_attention_too(bert, tmp_path, blocks):
+    (tmp_path / "few.txt").write_text("\n".join(f"w{i} w{i + 1}" for i in range(20)))
+    options = {"blocks": blocks, "keep": 0.5, "joint": False, "refine": 0, "recover": 0}
+    found = compress(bert, tmp_path / "few.txt", out=tmp_path / "out", **options)
+    features = {"attention": 4, "ffn": 16}[blocks]  # two heads with two dimensions each, or half of 32 neurons
+    assert any(f"few for blocks of {features} features" in warning for warning in found["warnings"])
+
+
 LABELS = {0: "entailment", 1: "neutral", 2: "contradiction"}
 
 

@@ -151,7 +151,7 @@ def compress_(
     before = _parameters(model)
     reports: list[BlockReport] = []
     replacements: list[Replacement | LowRank] = []
-    recovery = None
+    recovery, earlier = None, 0.0  # seconds of a run that was stopped
     with ExitStack() as undo, ExitStack() as modes, evaluating(model), torch.no_grad():
         undo.callback(without_gguf_(model))
         more = list(check_batches(more))
@@ -168,7 +168,7 @@ def compress_(
         tokens = sum(counts[i] for i in fitted), sum(counts[i] for i in tested)
         if not few:
             choosing, more = more[:count], more[count:]
-        enough(tokens[0], max(_unknowns(block, by_name[block.name]) for block in blocks))
+        enough(tokens[0], max(unknowns(block, by_name[block.name]) for block in blocks))
         progress("original", 0, len(blocks))
         teacher = original or copy.deepcopy(model)
         modes.enter_context(evaluating(teacher))
@@ -180,6 +180,7 @@ def compress_(
                 kept, facts = found
                 replacements += [] if kept is None else [kept]
                 reports.append(BlockReport(**facts))
+                earlier += reports[-1].seconds
                 continue
             planned, began = by_name[block.name], time.monotonic()
             size = block.num_parameters
@@ -200,6 +201,7 @@ def compress_(
             progress(block.name, len(reports), len(blocks))
         if recover and replacements:
             del cache, exact
+            began = time.monotonic()
             recovery = recover_(
                 model,
                 teacher,
@@ -213,6 +215,7 @@ def compress_(
                 key="" if checkpoint is None else checkpoint.key,
                 progress=progress,
             )
+            earlier += max(0.0, recovery.seconds - (time.monotonic() - began))
             cache, exact = ActivationCache(model, held), ActivationCache(teacher, held)
             errors = {}
             for block in blocks:
@@ -230,7 +233,7 @@ def compress_(
         held_out_inputs=sum(found.size for found in outputs),
         model_parameters_before=before,
         model_parameters=_parameters(model),
-        seconds=time.monotonic() - start,
+        seconds=earlier + time.monotonic() - start,
         recovery=recovery,
     )
 
@@ -262,7 +265,7 @@ def _error(block: ModelBlock, site: Site) -> float:
     raise TypeError(f"{block.name} is a {type(block).__name__} block, which is not measured on {type(site).__name__}")
 
 
-def _unknowns(block: ModelBlock, planned: BlockPlan) -> int:
+def unknowns(block: ModelBlock, planned: BlockPlan) -> int:
     """Numbers that are fitted per output of a block."""
     if isinstance(block, Attention):
         return 0 if planned.ranks is None else block.heads[0] * planned.ranks[1]

@@ -24,7 +24,7 @@ from snnk.hf import doubts
 from snnk.hf.calibration import HELD_OUT, MAX_TOKENS, load_calibration
 from snnk.hf.compression import report as pages
 from snnk.hf.compression.agreement import measure
-from snnk.hf.compression.blocks import CompressionReport, compress_
+from snnk.hf.compression.blocks import CompressionReport, compress_, unknowns
 from snnk.hf.compression.causal import is_causal
 from snnk.hf.compression.checkpoint import CompressionCheckpoint, fingerprint, remove_checkpoint
 from snnk.hf.compression.damage import TooFewTokens
@@ -299,7 +299,7 @@ def _compress(
                     raise
                 say(f"note: every block keeps the same share, as a joint plan needs more inputs: {error}")
         checkpoint.start(plan)
-        warned += _warn([*_before(inputs, plan), doubts.single(pairs, inputs.given.kind)], say)
+        warned += _warn([*_before(inputs, plan, network), doubts.single(pairs, inputs.given.kind)], say)
         if plan.timings is not None:
             table = plan.timings
             cut = doubts.clipped(settings["tokens"][1], table.tokens[1]) if timed else None
@@ -452,14 +452,15 @@ def _described(inputs: Gathered) -> dict[str, Any]:
     }
 
 
-def _before(inputs: Gathered, plan: Plan) -> Iterator[str | None]:
+def _before(inputs: Gathered, plan: Plan, network: PreTrainedModel) -> Iterator[str | None]:
     """Yield warnings about the inputs that can be given before anything is fitted to them, or None."""
     given, general = inputs.given, inputs.general
     yield doubts.alike(given.kind, given.held_out is not None)
     yield doubts.broken(given.pieces, None if general is None else general.pieces)
     if given.kind != "images":
         tokens = sum(int(batch["attention_mask"].sum()) for batch in given)
-        yield doubts.few(tokens, max(block.num_features or 0 for block in plan.blocks), given.items)
+        by_name = {block.name: block for block in plan.blocks}
+        yield doubts.few(tokens, max(unknowns(b, by_name[b.name]) for b in plan.check(network)), given.items)
 
 
 def _warn(found: Iterable[str | None], say: Callable[[str], None]) -> list[str]:
