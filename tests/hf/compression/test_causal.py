@@ -93,7 +93,7 @@ def test_logits_at_few_positions(monkeypatch, name):
         torch.testing.assert_close(found.logits["logits"], whole[MASK.bool()])
         assert found.inputs["logits"].tolist() == MASK.nonzero()[:, 0].tolist()
         hook = model.get_output_embeddings().register_forward_hook(lambda _, args, out: seen.append(out.shape[1]))
-        monkeypatch.setattr(causal, "MOST_LOGITS", 10 * 43)
+        monkeypatch.setattr(causal, "MOST_TAUGHT", 10 * 43)
         found = read(model, BATCH)
         hook.remove()
     some = MASK[:, [1, 3]].bool()

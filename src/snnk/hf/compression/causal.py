@@ -22,6 +22,7 @@ from transformers.models.auto.modeling_auto import (
 from snnk.hf.models import Batch, place
 
 MOST_LOGITS = 2**24  # at once, unless one text, or one position of every text, has more
+MOST_TAUGHT = 2**26  # the same for a step of the distillation, to which a position without logits teaches nothing
 NEXT = "next tokens"  # name of what `next_tokens` returns
 
 
@@ -50,7 +51,7 @@ def following(batch: Batch) -> Tensor:
 
 
 def some_logits(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Logits of a part of the positions of a batch, evenly spread, so few that they fit into MOST_LOGITS.
+    """Logits of a part of the positions of a batch, evenly spread, so few that they fit into MOST_TAUGHT.
 
     With and without gradients; the head is computed at these positions alone if the model can do that.
 
@@ -60,7 +61,7 @@ def some_logits(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
     batch = place(batch, model)
     ids = batch["input_ids"]
     mask = batch.get("attention_mask", torch.ones_like(ids)).bool()
-    step = -(-ids.numel() * model.config.get_text_config().vocab_size // MOST_LOGITS)
+    step = -(-ids.numel() * model.config.get_text_config().vocab_size // MOST_TAUGHT)
     chosen = torch.arange((step - 1) % ids.shape[1], ids.shape[1], step, device=ids.device)
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         logits = model(**batch, logits_to_keep=chosen).logits

@@ -100,7 +100,7 @@ class Read:
 def read(model: PreTrainedModel, batch: Batch) -> Read:
     """Run a model on a batch, with or without gradients, as the caller has set them.
 
-    A causal language model returns the logits of so many positions as fit into causal.MOST_LOGITS.
+    A causal language model returns the logits of so many positions as fit into causal.MOST_TAUGHT.
     """
     if is_causal(model) and "input_ids" in batch:
         rows, texts = some_logits(model, batch)
