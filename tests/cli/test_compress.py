@@ -353,7 +353,7 @@ def test_sentence_transformers_folders_are_kept(run, bert, texts, tmp_path, inne
     "where",
     [
         "snnk.hf.compression.pipeline.compress_",
-        "snnk.hf.compression.report.html",
+        "snnk.hf.compression.pipeline.html",
         "transformers.BertModel.save_pretrained",
     ],
 )
