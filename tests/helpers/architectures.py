@@ -264,7 +264,7 @@ def replaced(model, kind, layers=(0, 1), m=6):
 def shorten_(model, ranks):
     """Set the dimensions of each head behind the first few to zero, so that shorter heads compute the same.
 
-    Returns for each attention block its weights and biases with those numbers left out, as `fill_` wants them.
+    Returns for each attention block its weights and biases with those dimensions left out, as `fill_` wants them.
     """
     parts = []
     for attention in find_attentions(model):

@@ -6,7 +6,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from snnk.hf.calibration import load_calibration
 from snnk.hf.general import general_texts
 from snnk.hf.record import hold_out
-from snnk.hf.widening import gather, substitute, vocabulary, widen
+from snnk.hf.widening import SHARE, gather, substitute, vocabulary, widen
 
 from helpers.texts import make_english, make_images, make_paired, make_texts, make_tokenizer
 
@@ -92,11 +92,17 @@ def test_half_of_the_batches_of_both_kinds_are_changed(tmp_path):
     assert len(mixed) == len(given) + len(general)
     assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(mixed, again, strict=True))
     assert any(not torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(mixed, other, strict=False))
-    found = {tuple(row) for row in rows(mixed)}
+    found = {id(old): new["input_ids"] for new, old in zip(mixed, plain, strict=True)}
+    special, words = torch.tensor(tokenizer.all_special_ids), vocabulary(tokenizer)
     for part in (given, general):
-        whole = [tuple(row) for row in rows(part)]
-        same = sum(row in found for row in whole) / len(whole)
-        assert 0.5 <= same < 0.75  # short texts of a changed batch may stay as they are
+        pairs = [(batch["input_ids"], found[id(batch)]) for batch in part]
+        assert [not torch.equal(*pair) for pair in pairs] == [i % 2 == 1 for i in range(len(pairs))]
+        before, after = (torch.cat([pair[side].flatten() for pair in pairs[1::2]]) for side in (0, 1))
+        may = ~torch.isin(before, special)
+        assert torch.equal(before[~may], after[~may])
+        share, count = float((before != after)[may].float().mean()), int(may.sum())
+        # a drawn word may be the old one
+        assert abs(share - SHARE) < 5 * (SHARE * (1 - SHARE) / count) ** 0.5 + SHARE / len(words)
 
 
 def test_what_agreement_is_measured_on_is_neither_fitted_to_nor_changed(tmp_path):

@@ -109,10 +109,16 @@ def test_weights_that_overflow_in_the_models_dtype_are_refused(monkeypatch):
 
 
 def test_a_batch_of_padding_alone_teaches_nothing():
+    """With such batches alone nothing moves, and among others they have no distance."""
     model = make("BertForSequenceClassification")
     teacher, new = copy.deepcopy(model), halved(model)
-    recover_(model, teacher, new, [*batches(1), EMPTY], held(), steps=6)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    done = recover_(model, teacher, new, [EMPTY, EMPTY], held(), steps=6)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert done.kept == 0 and all("training" not in point for point in done.curve)
+    done = recover_(model, teacher, new, [*batches(1), EMPTY], held(), steps=6)
     assert all(bool(p.isfinite().all()) for p in model.parameters())
+    assert sum("training" in point for point in done.curve) == 3  # a point per step, of which every second is taught
 
 
 def test_distances_by_hand():

@@ -140,11 +140,19 @@ def test_waiting_is_that_of_the_thread_that_waited_longest(counted, monkeypatch,
 
 
 @pytest.mark.parametrize("name", ["BertForMultipleChoice", "BertForQuestionAnswering", "GPT2LMHeadModel"])
-def test_models_with_heads_are_run(name):
+def test_models_with_heads_are_run(name, monkeypatch):
+    """Both models are run on the batch that was asked for, once to warm up and once per round, in turns."""
+    monkeypatch.setattr(timing, "ROUNDS", 3)
     config = make("gpt2").config if name.startswith("GPT2") else make("bert").config
-    model = getattr(transformers, name)(config)
-    first, second = compare([model, model], tokens=(2, 5), runtime="torch")
-    assert first > 0 and second > 0
+    models, calls = [getattr(transformers, name)(config) for _ in range(2)], []
+    for i, model in enumerate(models):
+        model.register_forward_pre_hook(
+            lambda _, args, kwargs, i=i: calls.append((i, tuple(kwargs["input_ids"].shape))), with_kwargs=True
+        )
+    times = compare(models, tokens=(2, 5), runtime="torch")
+    assert [i for i, _ in calls] == [0, 1, 1, 0, 0, 1, 1, 0] and len(times) == 2
+    shape = (2, 1, 5) if name.endswith("MultipleChoice") else (2, 5)
+    assert {found for _, found in calls} == {shape}
 
 
 def test_blocks_of_different_shapes_are_measured_apart(counted):
