@@ -12,6 +12,7 @@ import transformers as hf
 
 from snnk.hf import Plan, compress_, find_ffns
 from snnk.hf import plan as plan_all
+from snnk.hf.compression.distill import Recovery
 from snnk.hf.compression.ffn import PENALTY, _solve, fit_ffn
 from snnk.hf.compression.outputs import VECTORS, outputs_of
 from snnk.hf.compression.plans import BlockPlan
@@ -166,6 +167,7 @@ def test_the_distillation_reads_plain_batches_in_place_of_those_of_the_fit(monke
 
     def note(model, teacher, replaced, batches, held_out, **options):
         seen.extend(batches)
+        return Recovery()
 
     monkeypatch.setattr("snnk.hf.compression.blocks.recover_", note)
     model, batches, plain = make("bert"), some_batches(count=20), some_batches(count=20, seed=5)
@@ -422,6 +424,7 @@ def test_the_length_of_the_distillation_is_chosen_by_inputs_of_its_own(more, mon
 
     def recover(model, teacher, new, training, choosing, **options):
         given.update(training=training, choosing=choosing)
+        return Recovery()
 
     monkeypatch.setattr("snnk.hf.compression.blocks.recover_", recover)
     model, batches = make("bert"), some_batches(count=30)
