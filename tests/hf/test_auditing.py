@@ -13,6 +13,8 @@ from torch import nn
 
 from snnk.hf.auditing import audit
 from snnk.hf.cost import multiply_adds, stored
+from snnk.hf.finding import find_attentions
+from snnk.hf.low_rank import replace_attention_
 
 from helpers.architectures import IMAGES, ROWS, TEXT, TOWERS, WIDTH, D, make, replaced, towers
 
@@ -38,12 +40,32 @@ def folders(tmp_path_factory):
     return path
 
 
+def ffns(found):
+    """The feed-forward blocks of an audit."""
+    return [block for block in found.blocks if isinstance(block.features, int)]
+
+
+@pytest.mark.parametrize("row", ["bert", "gpt2"])  # layers of their own, and one for queries, keys and values
+def test_heads_of_fewer_dimensions(row):
+    model = make(row)
+    before = audit(model)
+    ranks = (2, 1)
+    replace_attention_(find_attentions(model)[1], ranks)
+    found = audit(model)
+    heads = [block for block in found.blocks if block not in ffns(found)]
+    assert [(block.kind, block.features) for block in heads] == [("dense", (8, 8)), ("low-rank", ranks)]
+    assert heads[1].multiply_adds == heads[0].multiply_adds * sum(ranks) // 16 and "2 and 1" in str(found)
+    assert found.parameters_unique < before.parameters_unique
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_every_architecture_is_counted(row):
     model = make(row).train()
     modes, cache = [module.training for module in model.modules()], getattr(model.config, "use_cache", True)
     found = audit(model, tokens=(3, 4))
-    assert found.notes == () and [block.kind for block in found.blocks] == ["dense", "dense"]
+    assert found.notes == () and {block.kind for block in found.blocks} == {"dense"}
+    heads = [(a.head_size, a.head_size) for a in find_attentions(model)]
+    assert [block.features for block in found.blocks if block not in ffns(found)] == heads and len(ffns(found)) == 2
     sizes = "3 x 3 x 8 x 8 images" if row in IMAGES else "3 x 4 x 12 sounds" if row == "whisper" else "3 x 4 tokens"
     assert found.batch == sizes
     assert found.parameters_unique == sum({t.data_ptr(): t.numel() for t in model.state_dict().values()}.values())
@@ -106,12 +128,12 @@ def test_tensors_outside_the_state_dict_are_named():
 
 def test_a_compressed_folder_against_its_original(folders):
     found = audit(folders / "small", folders / "plain", latency=True, tokens=(2, 100), rounds=2)
-    assert [(b.name, b.kind, b.features) for b in found.blocks] == [
+    assert [(b.name, b.kind, b.features) for b in ffns(found)] == [
         ("encoder.layer.0", "relu", 6),
         ("encoder.layer.1", "atoms", 6),
     ]
-    assert [b.multiply_adds for b in found.blocks] == [2 * 6 * D, 2 * 6 * D]
-    assert [b.parameters for b in found.blocks] == [2 * 6 * D + D, 2 * 6 * D + 6 + D]
+    assert [b.multiply_adds for b in ffns(found)] == [2 * 6 * D, 2 * 6 * D]
+    assert [b.parameters for b in ffns(found)] == [2 * 6 * D + D, 2 * 6 * D + 6 + D]
     in_file = load_file(folders / "small" / "model.safetensors")
     assert found.parameters_unique == sum(t.numel() for t in in_file.values()) and found.notes == ()
     assert found.batch == "2 x 32 tokens"  # the model ends there
@@ -165,8 +187,8 @@ def test_models_that_cannot_be_run_have_all_but_multiply_adds():
 def test_texts_and_images(name):
     found = audit(towers(name), tokens=(3, 4))
     assert found.notes == () and (found.batch, found.unit) == ("3 x 4 tokens", "token")
-    assert [block.name.partition(".")[0] for block in found.blocks] == ["text_model"] * 2 + ["vision_model"] * 2
-    assert found.multiply_adds > 3 * sum(block.multiply_adds for block in found.blocks)
+    assert [block.name.partition(".")[0] for block in found.blocks] == ["text_model"] * 4 + ["vision_model"] * 4
+    assert found.multiply_adds > sum(block.multiply_adds for block in found.blocks)
 
 
 def test_the_same_names_as_for_compress(folders, tmp_path, monkeypatch):
@@ -178,7 +200,7 @@ def test_the_same_names_as_for_compress(folders, tmp_path, monkeypatch):
     names = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: names.append(name) or folders / "plain")
     found = audit(tmp_path / "st", "org/name", latency=True, tokens=(1, 3), rounds=1)
-    assert [block.kind for block in found.blocks] == ["relu", "atoms"] and found.seconds > 0
+    assert [block.kind for block in ffns(found)] == ["relu", "atoms"] and found.seconds > 0
     assert found.original.source == "org/name" and found.original.blocks[0].kind == "dense"
     assert set(names) == {"org/name"} and found.ratios["stored_bytes"] < 1
     (tmp_path / "st" / "0_Transformer" / "adapter_config.json").write_text("{}")

@@ -31,9 +31,9 @@ from snnk.hf.cost import (
     stored,
     tied_names,
 )
-from snnk.hf.finding import find_ffns
+from snnk.hf.finding import find_blocks
 from snnk.hf.folders import check_folder, find_folder, find_transformer
-from snnk.hf.model_blocks import FFN
+from snnk.hf.model_blocks import FFN, Attention, ModelBlock
 from snnk.hf.models import class_of, example_inputs, load_model, read_config, refuse_sizes
 from snnk.hf.quantizer import SNNKQuantizer
 from snnk.hf.replace import METHOD, SNNKQuantizationConfig
@@ -51,13 +51,20 @@ FIGURES = {  # attributes of Audit that are compared with those of the original
 
 @dataclass(frozen=True)
 class Block:
-    """One feed-forward block; `multiply_adds` are those per token."""
+    """One block: its neurons or features, or the dimensions of queries and keys and of values in a head of attention.
+
+    `multiply_adds` are those of its linear layers per token.
+    """
 
     name: str
     kind: str
-    features: int
+    features: int | tuple[int, int]
     parameters: int
     multiply_adds: int
+
+    @property
+    def size(self) -> str:
+        return f"{self.features:,}" if isinstance(self.features, int) else " and ".join(map(str, self.features))
 
 
 @dataclass(frozen=True)
@@ -115,9 +122,9 @@ class Audit:
         lines.append(f"outside the state dict: {outside or 'nothing'}")
         width = max((len(block.name) for block in self.blocks), default=0) + 2
         if self.blocks:
-            lines.append(f"{'block':<{width}}{'kind':<12}{'features':>9}{'parameters':>13}{'multiply-adds':>15}")
+            lines.append(f"{'block':<{width}}{'kind':<12}{'features':>11}{'parameters':>13}{'multiply-adds':>15}")
         for b in self.blocks:
-            lines.append(f"{b.name:<{width}}{b.kind:<12}{b.features:>9,}{b.parameters:>13,}{b.multiply_adds:>15,}")
+            lines.append(f"{b.name:<{width}}{b.kind:<12}{b.size:>11}{b.parameters:>13,}{b.multiply_adds:>15,}")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
@@ -129,7 +136,7 @@ def audit(
     tokens: tuple[int, int] = (8, 128),
     rounds: int = 7,
 ) -> Audit:
-    """Measure the size, tied tensors, dtypes, multiply-adds, feed-forward blocks and latency of a model.
+    """Measure the size, tied tensors, dtypes, multiply-adds, blocks and latency of a model.
 
     Args:
         model: folder of a Hugging Face model, also of sentence-transformers, its name on the hub, or a transformers
@@ -158,7 +165,7 @@ def audit(
     for source, (network, files) in zip(sources, opened, strict=True):
         report, output = _describe(network, files, tokens)
         reports.append(replace(report, source="memory" if isinstance(source, nn.Module) else str(source)))
-        shapes.append((output, [(ffn.in_features, ffn.out_features) for ffn in _blocks(network)[0]]))
+        shapes.append((output, [(b.out_features,) for b in _blocks(network)[0]]))
     if any(a and b and a != b for a, b in zip(shapes[0], shapes[-1], strict=True)):
         sizes = [f"outputs {output}, {len(blocks)} blocks {blocks[:1]}" for output, blocks in shapes]
         raise ValueError(f"the original has {sizes[1]}, the model {sizes[0]}; give an original of the same sizes")
@@ -230,7 +237,7 @@ def _describe(model: PreTrainedModel, files: list[Path], tokens: tuple[int, int]
         figures["multiply_adds"], shape = count_forward(model, many)
     except Exception as error:  # the model's code may raise anything, and the rest of the report is still right
         notes.append(f"multiply-adds are not counted: {type(error).__name__}: {error}")
-    ffns, reason = _blocks(model)
+    blocks, reason = _blocks(model)
     report = Audit(
         source="",
         model=type(model).__name__,
@@ -240,7 +247,7 @@ def _describe(model: PreTrainedModel, files: list[Path], tokens: tuple[int, int]
         parameters_unique=sum(numel for _, numel, _ in parts),
         tied=tied_names(model),
         buffers_outside=outside_state_dict(model),
-        blocks=tuple(Block(f.name, f.kind, f.width, f.num_parameters, f.multiply_adds) for f in ffns),
+        blocks=tuple(Block(b.name, b.kind, _features(b), b.num_parameters, b.multiply_adds) for b in blocks),
         notes=(*notes, *([f"no table of blocks: {reason}"] if reason else [])),
         **figures,
     )
@@ -270,8 +277,17 @@ def _latency(models: list[PreTrainedModel], tokens: tuple[int, int], rounds: int
         return in_turns([forward(model) for model in models[::-1]], least=rounds, most=rounds)[0][::-1]
 
 
-def _blocks(model: PreTrainedModel) -> tuple[list[FFN], str]:
+def _blocks(model: PreTrainedModel) -> tuple[list[ModelBlock], str]:
     try:
-        return find_ffns(model), ""
+        return find_blocks(model), ""
     except ValueError as error:
         return [], str(error)
+
+
+def _features(block: ModelBlock) -> int | tuple[int, int]:
+    if isinstance(block, FFN):
+        return block.width
+    heads = [layer for layer in block.linears[:-1] if layer is not None]  # one layer may compute queries and values
+    size = block.head_size if isinstance(block, Attention) else 0
+    queries, values = (getattr(layer, "ranks", (size,)) for layer in (heads[0], heads[-1]))
+    return queries[0], values[-1]
