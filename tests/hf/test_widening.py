@@ -86,9 +86,6 @@ def test_half_of_the_batches_of_both_kinds_are_changed(tmp_path):
     (mixed, plain), (again, _), (other, _) = (
         zip(*widen(given, general, tokenizer, seed=s), strict=True) for s in (0, 0, 1)
     )
-    kinds = {id(batch): i for i, part in enumerate((given, general)) for batch in part}
-    assert sorted(kinds) == sorted(map(id, plain))  # each comes with the batch as it was
-    assert all(a["input_ids"].shape == b["input_ids"].shape for a, b in zip(mixed, plain, strict=True))
     assert len(mixed) == len(given) + len(general)
     assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(mixed, again, strict=True))
     assert any(not torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(mixed, other, strict=False))
@@ -114,8 +111,8 @@ def test_what_agreement_is_measured_on_is_neither_fitted_to_nor_changed(tmp_path
     assert [held.items for held in inputs.held_out] == [50, 500]
     fitted = {tuple(row) for row in rows(inputs.batches)}
     assert not fitted & {tuple(row) for row in rows(inputs.general.held_out)}
-    own = {tuple(row) for part in (given, inputs.general) for row in rows(part)}
-    assert fitted - own and {tuple(row) for row in rows(inputs.plain)} == own  # no replaced words for the distillation
+    taught = [batch for batch in inputs.plain if batch is not None]
+    assert sorted(rows(taught)) == sorted(rows(given))  # the distillation reads the texts alone, without other words
     narrow = gather(given, tokenizer, max_length=64, wide=False)
     assert narrow.batches == narrow.plain == list(given) and narrow.mixed == 0 < inputs.mixed
     assert [held.items for held in narrow.held_out] == [50, 500]  # general text is measured on all the same

@@ -4,7 +4,9 @@ A fit is close where its inputs are, and arbitrary elsewhere. Texts of one kind 
 model knows, and the same turns of phrase over and over. Two things make up for it without any data: in a part of the
 batches, some tokens are replaced by words drawn from the tokenizer's vocabulary; and general text (general.py) is mixed
 in. Held-out texts for measurements are never changed, and no changed text becomes one of them. The distillation reads
-general text too, but no replaced words: it has to be good at what the fit cannot reach in the texts themselves.
+the given texts alone, as they are: on MiniLM at 0.33 of the parameters, fitted to sentences of STS-B and general text,
+512 steps on the sentences took the held-out distance from 0.158 to 0.116, and steps on both to 0.122, while the cosine
+on texts of other kinds was the same (news 0.925 and 0.923, linguistics 0.896 and 0.897).
 
 A model of pairs looks for what two texts have in common. A word that both texts of a pair have is therefore replaced in
 both, by the same word. General text becomes pairs of neighbouring texts.
@@ -12,7 +14,6 @@ both, by the same word. General text becomes pairs of neighbouring texts.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -138,7 +139,7 @@ class Gathered:
     Args:
         given: the inputs of the user, or general text.
         batches: what is fitted to.
-        plain: the same, in the same order, before any words were replaced; for the distillation.
+        plain: the same in the same order, for the distillation: given inputs as they were, and None for others.
         more: further inputs, for the distillation alone.
         held_out: what agreement is measured on: inputs like the given ones, then general text.
         general: the general text beside the given texts; None where there is none.
@@ -147,7 +148,7 @@ class Gathered:
 
     given: Calibration
     batches: list[Batch]
-    plain: list[Batch]
+    plain: list[Batch | None]
     more: list[Batch]
     held_out: list[Calibration]
     general: Calibration | None = None
@@ -170,26 +171,31 @@ def gather(
         batches, part = hold_out(batches)
         held = Calibration(part, given.source, given.kind, sum(len(next(iter(batch.values()))) for batch in part))
     if given.kind == "images":
-        return Gathered(given, batches, batches, given.more, [held])
+        return Gathered(given, batches, [*batches], given.more, [held])
     general = _beside(given, processor, max_length, seed)
     sets = [held] if general is None or general.held_out is None else [held, general.held_out]
     if not wide:
-        return Gathered(given, batches, batches, given.more, sets, general)
-    beside, further = ([], []) if general is None else (general, general.more)
+        return Gathered(given, batches, [*batches], given.more, sets, general)
     options: dict[str, Any] = {"pairs": given.kind == "pairs", "vocab_size": vocab_size, "seed": seed}
     apart = {tokens for part in sets for batch in part for tokens in _tokens(batch)}
-    mixed = widen(batches, beside, processor, without=apart, **options)
-    wider, plain = ([pair[i] for pair in mixed] for i in (0, 1))
-    more = [*given.more, *further]
-    random.Random(seed).shuffle(more)
-    return Gathered(given, wider, plain, more, sets, general, 0 if general is None else general.items)
+    mixed = widen(batches, general or [], processor, without=apart, **options)
+    own = {id(batch) for batch in batches}
+    plain = [batch if id(batch) in own else None for _, batch in mixed]
+    return Gathered(
+        given,
+        [changed for changed, _ in mixed],
+        plain,
+        given.more,
+        sets,
+        general,
+        0 if general is None else general.items,
+    )
 
 
 def _beside(given: Calibration, tokenizer: PreTrainedTokenizerBase, max_length: int, seed: int) -> Calibration | None:
     """General text beside texts from a file: half as much as there may be of these."""
     if given.source == GENERAL:
         return None
-    more = sum(int(batch["attention_mask"].sum()) for batch in given.more)
     try:
         return load_calibration(
             None,
@@ -198,7 +204,6 @@ def _beside(given: Calibration, tokenizer: PreTrainedTokenizerBase, max_length: 
             max_length=max_length,
             max_tokens=MAX_TOKENS // 2,
             held_out=HELD_OUT,
-            more_tokens=more // 2,
             without=given.groups,
             seed=seed,
         )

@@ -104,7 +104,7 @@ def compress_(
     max_error: float | None = None,
     recover: int | str = 0,
     recover_minutes: float = 5.0,
-    plain: Sequence[Batch] | None = None,
+    plain: Sequence[Batch | None] | None = None,
     more: Sequence[Batch] = (),
     max_tokens: int = 50_000,
     seed: int = 0,
@@ -126,7 +126,8 @@ def compress_(
         recover: steps of distillation from the original afterwards, or "auto": as many as help on inputs that neither
             the fit nor the steps see, and fit into `recover_minutes`. The agreement is measured on other inputs again.
             Whatever the number, the model stays as it was fitted if the steps do not help.
-        plain: what the distillation reads in place of the `batches`, one for each. Default: the batches themselves.
+        plain: what the distillation reads in place of the `batches`, one for each, or None for nothing. Default: the
+            batches themselves.
         more: further inputs for the distillation alone. Its length is chosen by the first 16 of these batches, or 4 for
             a decoder. If there are fewer, a tenth of the batches for the fit is taken out of the fit for this choice.
         seed: of random features, which differ between blocks, and of the steps.
@@ -159,12 +160,12 @@ def compress_(
         few = len(more) < count
         changed = [block for block in blocks if by_name[block.name].kind != KEPT] or blocks
         used, counts = _use(model, changed, batches, max_tokens)
-        plain = used if plain is None else plain
-        if len(plain) < len(used):
+        if plain is not None and len(plain) < len(used):
             raise ValueError(f"plain must have one batch for each of the {len(used)} batches; got {len(plain)}")
         fitted, tested = hold_out(range(len(used)))
         fitted, chosen = hold_out(fitted) if recover and few else (fitted, [])
-        training, choosing, held = ([used[i] for i in part] for part in (fitted, chosen, tested))
+        training, held = [used[i] for i in fitted], [used[i] for i in tested]
+        taught, choosing = (_those(part, used if plain is None else plain) for part in (fitted, chosen))
         tokens = sum(counts[i] for i in fitted), sum(counts[i] for i in tested)
         if not few:
             choosing, more = more[:count], more[count:]
@@ -206,7 +207,7 @@ def compress_(
                 model,
                 teacher,
                 replacements,
-                [*(plain[i] for i in fitted), *more],
+                [*taught, *more],
                 choosing,
                 steps=recover,
                 minutes=recover_minutes,
@@ -297,6 +298,10 @@ def _fit(
     if isinstance(block, FFN) and isinstance(site, Tokens):
         return fit_ffn(block, planned, site, refine, seed, undo)
     raise TypeError(f"{block.name} cannot become {planned.kind!r}")
+
+
+def _those(numbers: Iterable[int], batches: Sequence[Batch | None]) -> list[Batch]:
+    return [batch for i in numbers if (batch := batches[i]) is not None]
 
 
 def _use(

@@ -275,8 +275,9 @@ def _compress(
     batches = inputs.batches
     say(f"calibration: {inputs}")
     if type(network).__name__.endswith("ForMultipleChoice"):  # one choice per text, whose score is compared
-        for part in {id(part): part for part in (batches, inputs.plain, inputs.more, *inputs.held_out)}.values():
-            part[:] = [{name: x[:, None] for name, x in batch.items()} for batch in part]
+        parts: tuple[list[Any], ...] = batches, inputs.plain, inputs.more, *inputs.held_out
+        for part in parts:
+            part[:] = [batch and {name: x[:, None] for name, x in batch.items()} for batch in part]
     pooling, note = _pooling(folder)
     outputs = probe(network, batches[0], pooling)  # before any work
     layers, away = _reached(network, batches[0], settings)
