@@ -181,15 +181,8 @@ def gather(
     mixed = widen(batches, general or [], processor, without=apart, **options)
     own = {id(batch) for batch in batches}
     plain = [batch if id(batch) in own else None for _, batch in mixed]
-    return Gathered(
-        given,
-        [changed for changed, _ in mixed],
-        plain,
-        given.more,
-        sets,
-        general,
-        0 if general is None else general.items,
-    )
+    wider = [changed for changed, _ in mixed]
+    return Gathered(given, wider, plain, given.more, sets, general, 0 if general is None else general.items)
 
 
 def _beside(given: Calibration, tokenizer: PreTrainedTokenizerBase, max_length: int, seed: int) -> Calibration | None:
