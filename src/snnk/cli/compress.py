@@ -113,6 +113,13 @@ def command(
     texts: Annotated[
         bool, typer.Option("--texts/--no-texts", help="Show the held-out texts that lost most in the report.")
     ] = True,
+    format: Annotated[
+        str,
+        typer.Option(
+            help="plain (loads without snnk: one size for all blocks), snnk (needs snnk), or auto: plain if the result "
+            "fits the configuration of the model's family."
+        ),
+    ] = "auto",
     seed: _options.Seed = 0,
 ) -> None:
     """Compress a Hugging Face model in minutes, without labels or a GPU."""

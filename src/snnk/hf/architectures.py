@@ -47,7 +47,31 @@ class AttentionNames:
     refused: str = ""
 
 
-UNSEEN = ("size", "fixed", "refused")  # keys that a run of a model does not show, and that files do not have
+@dataclass(frozen=True)
+class ConfigNames:
+    """Fields of the configuration with the sizes of blocks, one for all layers, for checkpoints without snnk.
+
+    Args:
+        width: the number of neurons of a feed-forward block; "" if the configuration has no such field.
+        per: the field that `width` counts multiples of, where it counts no neurons.
+        biases: the switch for biases of feed-forward blocks that have none; "" if there is no such field.
+        head_size: dimensions per head, where the model reads the size of all heads from it and queries and keys can
+            have fewer; "" otherwise. With rotary embeddings queries and keys keep their size, and so `head_dim` of
+            Llama is not named here.
+        scaled: whether dot products are divided by the root of the head size.
+        attention_biases: the switch for biases of attention blocks that have none.
+    """
+
+    width: str = "intermediate_size"
+    per: str = ""
+    biases: str = ""
+    head_size: str = ""
+    scaled: bool = True
+    attention_biases: str = ""
+
+
+# keys that a run of a model does not show, and that files do not have
+UNSEEN = ("size", "fixed", "refused", "config")
 
 
 @dataclass(frozen=True)
@@ -66,6 +90,7 @@ class Architecture:
         attention: names of self-attention.
         masked: whether attention_mask has one entry per token of the layer; images and sounds have no mask.
         together: whether files have `gate` and `up` as one tensor, which transformers splits while loading.
+        config: fields of the configuration with the sizes of blocks.
     """
 
     layer: str
@@ -78,6 +103,7 @@ class Architecture:
     attention: AttentionNames | None = None
     masked: bool = True
     together: bool = False
+    config: ConfigNames = ConfigNames()
 
 
 ROTARY = "rotary embeddings turn pairs of their dimensions by different angles, so that the pairs cannot be mixed"
@@ -129,6 +155,7 @@ _DISTILBERT = Architecture(
         sum="sa_layer_norm",
         size=("attention.attention_head_size",),
     ),
+    config=ConfigNames("hidden_dim"),
 )
 _OPT_ATTENTION = AttentionNames(
     "self_attn",
@@ -139,7 +166,14 @@ _OPT_ATTENTION = AttentionNames(
     sum="final_layer_norm",
     size=("self_attn.head_dim",),
 )
-_OPT = Architecture("decoder.layers.{}", "fc1", "activation_fn", "fc2", attention=_OPT_ATTENTION)
+_OPT = Architecture(
+    "decoder.layers.{}",
+    "fc1",
+    "activation_fn",
+    "fc2",
+    attention=_OPT_ATTENTION,
+    config=ConfigNames("ffn_dim", biases="enable_bias", attention_biases="enable_bias"),
+)
 _VIT_ATTENTION = AttentionNames(
     "attention",
     "attention.q_proj",
@@ -149,7 +183,15 @@ _VIT_ATTENTION = AttentionNames(
     sum="layernorm_after",
     size=("attention.head_dim",),
 )
-_VIT = Architecture("layers.{}", "mlp.fc1", "mlp.activation_fn", "mlp.fc2", attention=_VIT_ATTENTION, masked=False)
+_VIT = Architecture(
+    "layers.{}",
+    "mlp.fc1",
+    "mlp.activation_fn",
+    "mlp.fc2",
+    attention=_VIT_ATTENTION,
+    masked=False,
+    config=ConfigNames(head_size="head_dim"),
+)
 _GPT2_ATTENTION = AttentionNames("attn", "attn.c_attn", "attn.c_attn", "attn.c_attn", "attn.c_proj", sum="ln_2")
 _LLAMA_ATTENTION = AttentionNames(
     "self_attn",
@@ -164,8 +206,10 @@ _LLAMA = Architecture(
     "layers.{}", "mlp.up_proj", "mlp.act_fn", "mlp.down_proj", gate="mlp.gate_proj", attention=_LLAMA_ATTENTION
 )
 
+_BIASED = ConfigNames(biases="mlp_bias", attention_biases="attention_bias")
+_UNBIASED = ConfigNames(attention_biases="attention_bias")  # no switch for biases of feed-forward blocks
 _NORMED = "each of their heads goes through a norm of its own, which needs all dimensions, and rotary embeddings follow"
-_GEMMA2 = replace(_LLAMA, sum="post_feedforward_layernorm")
+_GEMMA2 = replace(_LLAMA, sum="post_feedforward_layernorm", config=_UNBIASED)
 # Files of Nomic, GTE and Jina models have queries, keys and values as one tensor, which is split into equal parts.
 _SPLIT_ATTENTION = replace(
     _LLAMA_ATTENTION, refused="files have its queries, keys and values as one tensor of three equal parts"
@@ -183,9 +227,16 @@ _DINOV2 = replace(
     layer="encoder.layer.{}",
     scale="layer_scale2.lambda1",
     attention=replace(_VIT_ATTENTION, sum="norm2", scale="layer_scale1.lambda1"),
+    config=ConfigNames("mlp_ratio", per="hidden_size", head_size="head_dim"),
 )
 _DINOV2_SWIGLU = replace(
-    _DINOV2, up="mlp.up_proj", activation="mlp.act_fn", down="mlp.down_proj", gate="mlp.gate_proj", together=True
+    _DINOV2,
+    up="mlp.up_proj",
+    activation="mlp.act_fn",
+    down="mlp.down_proj",
+    gate="mlp.gate_proj",
+    together=True,
+    config=ConfigNames("", head_size="head_dim"),  # two thirds of the multiple, rounded up to eights
 )
 _GPT_NEOX_ATTENTION = AttentionNames(
     "attention",
@@ -210,7 +261,12 @@ _BLOOM_ATTENTION = AttentionNames(
     interleaved=True,
 )
 _FALCON_ATTENTION = replace(_BLOOM_ATTENTION, sum="", size=(), interleaved=False, fixed=ROTARY)
-_FALCON = replace(_GPT_NEOX, layer="h.{}", attention=_FALCON_ATTENTION)
+_FALCON = replace(
+    _GPT_NEOX,
+    layer="h.{}",
+    attention=_FALCON_ATTENTION,
+    config=ConfigNames("ffn_hidden_size", biases="bias", attention_biases="bias"),
+)
 _T5 = Architecture(
     "encoder.block.{}",
     "layer.1.DenseReluDense.wi",
@@ -225,6 +281,7 @@ _T5 = Architecture(
         sum="layer.1.layer_norm",
         size=("layer.0.SelfAttention.key_value_proj_dim",),
     ),
+    config=ConfigNames("d_ff", head_size="d_kv", scaled=False),
 )
 _GATED_T5 = replace(_T5, up="layer.1.DenseReluDense.wi_1", gate="layer.1.DenseReluDense.wi_0")
 
@@ -234,7 +291,9 @@ _GATED_T5 = replace(_T5, up="layer.1.DenseReluDense.wi_1", gate="layer.1.DenseRe
 # no row of its own, as each tower has one.
 ARCHITECTURES: dict[str, Architecture] = {
     "bert": _BERT,
-    "bloom": replace(_GPT_NEOX, layer="h.{}", activation="mlp.gelu_impl", attention=_BLOOM_ATTENTION),
+    "bloom": replace(
+        _GPT_NEOX, layer="h.{}", activation="mlp.gelu_impl", attention=_BLOOM_ATTENTION, config=ConfigNames("")
+    ),
     "camembert": _BERT,
     "clip_text_model": _CLIP,
     "clip_vision_model": replace(_CLIP, masked=False),
@@ -253,15 +312,17 @@ ARCHITECTURES: dict[str, Architecture] = {
     "falcon+sequential": replace(  # RW-1B and RW-7B
         _FALCON, attention=replace(_FALCON_ATTENTION, sum="post_attention_layernorm", interleaved=True)
     ),
-    "gemma": _LLAMA,
+    "gemma": replace(_LLAMA, config=_UNBIASED),
     "gemma2": _GEMMA2,
     "gemma3_text": replace(_GEMMA2, attention=replace(_LLAMA_ATTENTION, fixed=_NORMED)),
-    "gpt2": Architecture("h.{}", "mlp.c_fc", "mlp.act", "mlp.c_proj", attention=_GPT2_ATTENTION),
+    "gpt2": Architecture(
+        "h.{}", "mlp.c_fc", "mlp.act", "mlp.c_proj", attention=_GPT2_ATTENTION, config=ConfigNames("n_inner")
+    ),
     "gpt_neox": _GPT_NEOX,
     "gpt_neox+sequential": replace(_GPT_NEOX, attention=replace(_GPT_NEOX_ATTENTION, sum="post_attention_layernorm")),
     "gte": replace(_NOMIC, together=True),
     "jina_embeddings_v3": replace(_VIT, sum="post_mlp_layernorm", attention=_SPLIT_ATTENTION, masked=True),
-    "llama": _LLAMA,
+    "llama": replace(_LLAMA, config=_BIASED),
     "mistral": _LLAMA,
     "modernbert": Architecture(
         "layers.{}",
@@ -272,6 +333,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention=AttentionNames(
             "attn", "attn.Wqkv", "attn.Wqkv", "attn.Wqkv", "attn.Wo", sum="mlp_norm", fixed=ROTARY
         ),
+        config=_BIASED,
     ),
     "mpnet": replace(_BERT, attention=_MPNET_ATTENTION),
     "mt5": _T5,
@@ -291,14 +353,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         ),
     ),
     "qwen2": _LLAMA,
-    "qwen3": replace(_LLAMA, attention=replace(_LLAMA_ATTENTION, fixed=_NORMED)),
+    "qwen3": replace(_LLAMA, attention=replace(_LLAMA_ATTENTION, fixed=_NORMED), config=_UNBIASED),
     "roberta": _BERT,
     "siglip_text_model": _CLIP,
     "siglip_vision_model": replace(_CLIP, masked=False),
     "t5": _T5,
     "t5+gated": _GATED_T5,
     "vit": _VIT,
-    "whisper": replace(_OPT, layer="encoder.layers.{}", masked=False),
+    "whisper": replace(_OPT, layer="encoder.layers.{}", masked=False, config=ConfigNames("encoder_ffn_dim")),
     "xlm-roberta": _BERT,
 }
 

@@ -163,6 +163,27 @@ def clipped(asked: int, measured: int) -> str | None:
     )
 
 
+def padded(asked: str, saved: Mapping[str, Any], most: float) -> str | None:
+    """A plain model that was asked for, and that there is none of, or none without many zeros.
+
+    Example:
+        >>> padded("plain", {"format": "plain", "padding": 0.2, "reason": "zeros add 20%"}, 0.05)
+        'the plain model is larger than the compressed one: zeros add 20%; a larger max_error would replace all blocks'
+        >>> padded("auto", {"format": "snnk", "padding": 0.0, "reason": "a block is linear"}, 0.05) is None
+        True
+    """
+    if asked != "plain":
+        return None
+    if saved["format"] != "plain":
+        return f"the model is not plain, though that was asked for: {saved['reason']}"
+    if saved["padding"] <= most:
+        return None
+    return (
+        f"the plain model is larger than the compressed one: {saved['reason']}; a larger max_error would replace all "
+        "blocks"
+    )
+
+
 def untimed(error: Exception) -> str:
     """The latency for which the plan was made could not be measured.
 

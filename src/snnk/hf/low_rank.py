@@ -155,7 +155,7 @@ class LowRank:
         note_(self.attention.configs, self.attention.name, self.original["entry"], self.attention.found)
 
 
-def cost_after(attention: Attention, ranks: Sequence[int]) -> Cost:
+def cost_after(attention: Attention, ranks: Sequence[int], *, new_bias: bool = True) -> Cost:
     """The cost of an attention block after `replace_attention_`; the block itself stays as it is."""
     (heads, groups), (r, t), d = attention.heads, ranks, attention.in_features
     matrices = d * (r * (heads + groups) + t * groups) + heads * t * attention.out_features
@@ -164,16 +164,17 @@ def cost_after(attention: Attention, ranks: Sequence[int]) -> Cost:
         for name, count, rank in (("query", heads, r), ("key", groups, r), ("value", groups, t))
         if attention.bias(name) is not None
     )
-    biases += attention.out_features if _new_bias(attention, t) else 0
+    biases += attention.out_features if _has_bias(attention, t, new_bias) else 0
     return Cost(matrices + biases, matrices)
 
 
-def replace_attention_(attention: Attention, ranks: Sequence[int]) -> LowRank:
+def replace_attention_(attention: Attention, ranks: Sequence[int], *, new_bias: bool = True) -> LowRank:
     """Put layers with fewer dimensions per head, filled with zeros, in place of those of an attention block.
 
     Args:
         attention: a block of `find_attentions`, as the model was made.
         ranks: dimensions per head of queries and keys, and of values.
+        new_bias: whether the output layer gets a bias where the original has none.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -215,7 +216,7 @@ def replace_attention_(attention: Attention, ranks: Sequence[int]) -> LowRank:
         rank=t,
         head_size=size,
         out_features=attention.out_features,
-        bias=_new_bias(attention, t),
+        bias=_has_bias(attention, t, new_bias),
         device="meta",
         dtype=place["dtype"],
     )
@@ -223,7 +224,8 @@ def replace_attention_(attention: Attention, ranks: Sequence[int]) -> LowRank:
     slots = {getattr(names, name): module for name, module in old.items()}
     entries = getattr(getattr(attention.configs[0], "quantization_config", None), "blocks", {})
     original = {"slots": slots, "size": full, "entry": entries.get(attention.name), **old}
-    note_(attention.configs, attention.name, {"kind": LOW_RANK, "ranks": [r, t]}, attention.found)
+    entry: Entry = {"kind": LOW_RANK, "ranks": [r, t], **({} if new_bias else {"bias": False})}
+    note_(attention.configs, attention.name, entry, attention.found)
     for name, module in (*to_heads.items(), ("out", out)):
         set_slot(attention.layer, getattr(names, name), module)
     _set_sizes(attention, size)
@@ -236,7 +238,7 @@ def rebuild_block_(block: ModelBlock, entry: Entry, room: int) -> Replacement | 
     if isinstance(block, FFN) and entry.get("kind") != LOW_RANK:
         return rebuild_(block, entry, room)
     if isinstance(block, Attention) and entry.get("kind") == LOW_RANK:
-        return replace_attention_(block, entry["ranks"])
+        return replace_attention_(block, entry["ranks"], new_bias=entry.get("bias", True))
     raise ValueError(f"{block.name} is a {type(block).__name__} block, which cannot become {entry.get('kind')!r}")
 
 
@@ -254,9 +256,9 @@ def check_ranks(attention: Attention, ranks: object) -> tuple[int, int]:
     return r, t
 
 
-def _new_bias(attention: Attention, rank: int) -> bool:
+def _has_bias(attention: Attention, rank: int, new_bias: bool) -> bool:
     # At the full rank the shapes are the old ones, and a file must not have a bias that plain transformers ignores.
-    return rank < attention.head_size or attention.bias("out") is not None
+    return (new_bias and rank < attention.head_size) or attention.bias("out") is not None
 
 
 def _set_sizes(attention: Attention, size: int) -> None:

@@ -99,6 +99,7 @@ class ModelBlock(ABC):
             return None
         row = asdict(self.row)
         for key in UNSEEN:
+            row.pop(key, None)
             (row["attention"] or {}).pop(key, None)
         return row
 

@@ -36,6 +36,7 @@ METHOD = "snnk"  # the quant_method of config.json
 PLAIN = ("linear", "drop")  # kinds without features
 OWN_KINDS = ("atoms", *PLAIN)  # beside the names in FEATURE_MAPS
 LOW_RANK = "low-rank"  # the kind of attention with fewer dimensions per head, see low_rank.py
+BIASED = ("atoms", LOW_RANK)  # kinds whose last layer may do without a bias that the original had not
 Device = torch.device | str | None
 Entry = dict[str, Any]  # JSON that describes a new block or pooler
 NAME = r"[A-Za-z]\w*(\.([A-Za-z]\w*|\d+))*"  # of a module or its attribute; no part begins with an underscore
@@ -108,7 +109,7 @@ class SNNKQuantizationConfig(QuantizationConfigMixin):
 
     Args:
         blocks: {name of the block: {"kind": ..., "num_features": ..., "map": ..., "ranks": ...}}; the last three only
-            where the kind has them.
+            where the kind has them. With "bias": false, the last layer has no bias that the original had not.
         pooler: None, or {"name": ..., "kind": "layer" or "head", "num_features": ..., "map": ...}.
         row: names of the blocks' modules, as in `Architecture`, for a model type that the table does not have.
 
@@ -150,8 +151,10 @@ def _check_entry(name: object, entry: object) -> None:
         wanted = {"kind", "ranks"}
     else:
         wanted = {"kind"} if kind in PLAIN else {"kind", "num_features"} | ({"map"} if kind != "atoms" else set())
-    if set(entry) != wanted:
+    if set(entry) - ({"bias"} if kind in BIASED else set()) != wanted:
         raise ValueError(f"{name} ({kind}) must have the keys {sorted(wanted)}; got {sorted(map(str, entry))}")
+    if entry.get("bias", False) is not False:
+        raise ValueError(f"bias of {name} can only be false; got {str(entry['bias'])[:200]!r}")
     _check_sizes(name, entry)
     if kind == LOW_RANK:
         _checks.ranks(entry["ranks"], name)
@@ -161,7 +164,7 @@ def check_row(row: object) -> dict[str, Any]:
     """A copy of the row of a quantization_config, if it consists of plain dotted names; a ValueError otherwise."""
     if isinstance(row, Mapping) and "block" in row and "layer" not in row:  # the key of earlier files
         row = {"layer" if key == "block" else key: value for key, value in row.items()}
-    found = _check_names("row", row, {f.name: f for f in fields(Architecture)})
+    found = _check_names("row", row, {f.name: f for f in fields(Architecture) if f.name not in UNSEEN})
     if found.get("attention") is not None:
         known = {f.name: f for f in fields(AttentionNames) if f.name not in UNSEEN}
         found["attention"] = _check_names("attention of row", found["attention"], known)
@@ -275,6 +278,7 @@ def replace_(
     kind: str | FeatureMap,
     num_features: int | None = None,
     *,
+    new_bias: bool = True,
     seed: int = 0,
     dtype: torch.dtype | None = None,
     device: Device = None,
@@ -286,6 +290,7 @@ def replace_(
         ffn: a block of `find_ffns`.
         kind: "atoms", "linear", "drop", a name in FEATURE_MAPS, or a FeatureMap.
         num_features: number m of features; None for "linear" and "drop".
+        new_bias: whether `down` gets a bias where the original has none, for "atoms".
         seed, **options: of the feature map.
         dtype, device: of the new modules. Default: those of the block.
 
@@ -301,19 +306,25 @@ def replace_(
     """
     old = ffn.up_weight()
     place: FactoryKwargs = {"device": device or old.device, "dtype": dtype or old.dtype}
-    return _swap(ffn, *_entry(ffn, kind, num_features, place, seed, **options), place)
+    return _swap(ffn, *_entry(ffn, kind, num_features, place, seed, new_bias, **options), place)
 
 
-def cost_after(ffn: FFN, kind: str | FeatureMap, num_features: int | None = None) -> Cost:
+def cost_after(ffn: FFN, kind: str | FeatureMap, num_features: int | None = None, *, new_bias: bool = True) -> Cost:
     """The cost of a block after `replace_`; the block itself stays as it is."""
     place: FactoryKwargs = {"device": "meta", "dtype": ffn.up_weight().dtype}
-    entry, feature_map = _entry(ffn, kind, num_features, place)
+    entry, feature_map = _entry(ffn, kind, num_features, place, new_bias=new_bias)
     up, gate, down = _modules(ffn, entry, feature_map, place)
     return cost_of(_chain(ffn.row, up, down, place) if _chained(ffn, entry) else (up, gate, down))
 
 
 def _entry(
-    ffn: FFN, kind: str | FeatureMap, num_features: int | None, place: FactoryKwargs, seed: int = 0, **options: Any
+    ffn: FFN,
+    kind: str | FeatureMap,
+    num_features: int | None,
+    place: FactoryKwargs,
+    seed: int = 0,
+    new_bias: bool = True,
+    **options: Any,
 ) -> tuple[Entry, FeatureMap | None]:
     """The JSON of a new block, and its feature map."""
     feature_map: FeatureMap | None = None
@@ -330,6 +341,8 @@ def _entry(
     entry: Entry = {"kind": kind} if kind in PLAIN else {"kind": kind, "num_features": num_features}
     if feature_map is not None:
         entry["map"] = feature_map.to_config()
+    if not new_bias:
+        entry["bias"] = False
     _check_entry(ffn.name, entry)
     return entry, feature_map
 
@@ -369,7 +382,8 @@ def _modules(
         raise ValueError(f"{ffn.name} with all its {m} neurons is the old block; leave it as it is")
     gate = zeros(d, m, ffn.gate_bias() is not None, place) if ffn.gated and not ffn.fused else None
     # With all neurons the shapes are the old ones, and a file must not have a bias that plain transformers ignores.
-    down = zeros(m, out, m < width or ffn.down_bias() is not None, place)
+    new = m < width and entry.get("bias", True)
+    down = zeros(m, out, new or ffn.down_bias() is not None, place)
     return zeros(d, 2 * m if ffn.fused else m, ffn.up_bias() is not None, place), gate, down
 
 

@@ -137,15 +137,27 @@ def test_names_from_elsewhere_are_escaped(stored):
             }
         ],
         "compared": evil,
+        "saved_as": {"format": evil, "reason": evil, "padding": 0.0},
         "plan": {**stored["plan"], "blocks": [{**stored["plan"]["blocks"][0], "name": evil, "kind": evil}]},
         "report": {**stored["report"], "blocks": [block]},
     }
     assert check_page(html(other)).texts.count(printable(evil)) >= 3
     _, front, body = model_card(other).split("---\n", 2)
     assert front.splitlines()[0] == 'base_model: "<img src=x>|\\\\n# x `"'
-    assert "<" not in body and body.count("\n# ") == 1 and body.count("`") - body.count("\\`") == 8
+    assert "<" not in body and body.count("\n# ") == 1 and body.count("`") - body.count("\\`") == 6
     row = next(line for line in body.splitlines() if line.startswith("| &lt;img"))
     assert row.replace("\\|", "").count("|") == 6
+
+
+def test_page_and_card_explain_the_format(stored):
+    """A report from before there were formats has none."""
+    old, reason = model_card(stored), "its sizes are fields of bert"
+    assert "import snnk.hf" in old and "The files need snnk: AutoModel" in old and "plain" not in html(stored)
+    for name, sentence in (("plain", "The files are a plain checkpoint"), ("snnk", "The files need snnk")):
+        report = {**stored, "saved_as": {"format": name, "reason": reason, "padding": 0.0}}
+        card, page = model_card(report), " ".join(check_page(html(report)).texts)
+        assert f"{sentence} ({reason}): " in card and ("import snnk.hf" in card) == (name == "snnk")
+        assert f"{name}: {reason}" in page
 
 
 def test_seconds_and_speedup_are_one_measurement(monkeypatch):

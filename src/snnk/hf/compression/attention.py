@@ -136,7 +136,14 @@ class Calls:
 
 
 def fit_attention(
-    attention: Attention, ranks: tuple[int, int], calls: Calls, refine: int, seed: int, undo: ExitStack
+    attention: Attention,
+    ranks: tuple[int, int],
+    calls: Calls,
+    refine: int,
+    seed: int,
+    undo: ExitStack,
+    *,
+    new_bias: bool = True,
 ) -> LowRank:
     """Replace an attention block by one of these ranks, fitted to the calls; `undo` puts it back."""
     sums = HeadSums(attention)
@@ -158,7 +165,7 @@ def fit_attention(
             return torch.einsum("gij,gej...->gei...", chosen, parts).flatten(0, 2).to(x)
 
         weights[which], biases[which] = mapped(old), None if bias is None else mapped(bias.detach())
-    new = replace_attention_(attention, ranks)
+    new = replace_attention_(attention, ranks, new_bias=new_bias)
     undo.callback(new.restore_)
     new.fill_heads_(weights, biases)
     _solve(new, calls)

@@ -294,7 +294,7 @@ def _fit(
     block: ModelBlock, planned: BlockPlan, site: Site, refine: int, seed: int, undo: ExitStack
 ) -> Replacement | LowRank:
     if isinstance(block, Attention) and isinstance(site, Calls) and planned.ranks is not None:
-        return fit_attention(block, planned.ranks, site, refine // 2, seed, undo)
+        return fit_attention(block, planned.ranks, site, refine // 2, seed, undo, new_bias=planned.new_bias)
     if isinstance(block, FFN) and isinstance(site, Tokens):
         return fit_ffn(block, planned, site, refine, seed, undo)
     raise TypeError(f"{block.name} cannot become {planned.kind!r}")

@@ -26,7 +26,7 @@ def fit_ffn(ffn: FFN, block: BlockPlan, rows: Tokens, refine: int, seed: int, un
     dtype, count = dtype_of(ffn), block.num_features or 0
 
     def put(kind: str | FeatureMap, num_features: int | None = None) -> Replacement:
-        new = replace_(ffn, kind, num_features)
+        new = replace_(ffn, kind, num_features, new_bias=block.new_bias)
         undo.callback(new.restore_)
         return new
 

@@ -286,6 +286,7 @@ def _facts(report: Mapping[str, Any]) -> dict[str, str]:
         "agreement": f"measured on {' and '.join(map(figures.described, report['held_out']))}",
         "latency": f"{speed['original_seconds']:.4f} s before, {speed['compressed_seconds']:.4f} s after, for "
         f"{speed['batches']} batches; medians of {speed['rounds']} rounds in turns",
+        **({"format": f"{saved['format']}: {saved['reason']}"} if (saved := report.get("saved_as")) else {}),
         "settings": ", ".join(f"{key} {value}" for key, value in report["settings"].items() if value is not None),
         "versions": ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
         "time": f"{report['report']['seconds']:.0f} s",

@@ -58,6 +58,7 @@ from snnk.hf.models import (
     token_limit,
 )
 from snnk.hf.record import unreached
+from snnk.hf.serve import plain
 from snnk.hf.widening import Gathered, gather
 
 KEEP = 0.33  # if there is neither `keep` nor a target
@@ -93,6 +94,7 @@ def compress(
     max_length: int = 128,
     widen: bool | None = None,
     texts: bool = True,
+    format: str = "auto",
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
     progress: Progress = unseen,
@@ -119,6 +121,10 @@ def compress(
         widen: mix general text and words of the tokenizer's vocabulary into the texts to fit to, so that the model
             holds for other texts too. Default: for texts, except for decoders.
         texts: show the held-out texts that lost most in report.json and report.html: the beginnings of ten at most.
+        format: "plain" for a model that loads without snnk: it has one size for all blocks, no biases that the family
+            of the model lacks, and attention that stays as it is where the configuration has no field for its size.
+            "snnk" for files that need `import snnk.hf`. Default: "auto", plain where the model turns out to fit the
+            configuration of its family, with zeros for at most 5 % of the multiply-adds of its blocks.
         say: called with lines for people.
         progress: called with (step, blocks done, all blocks), then with (stage, steps done, all steps, note).
 
@@ -163,6 +169,7 @@ def compress(
         "max_length": max_length,
         "widen": widen,
         "texts": texts,
+        "format": _checks.choose(format, plain.FORMATS, "format"),
         "seed": seed,
     }
     _check(settings)
@@ -201,6 +208,9 @@ def _check(settings: dict[str, Any]) -> None:
     _checks.choose(settings["blocks"], BLOCKS, "blocks")
     if settings["joint"] and settings["kind"] != "atoms":
         raise ValueError(f"joint chooses numbers of atoms only; got kind {settings['kind']!r}")
+    if settings["format"] == "plain" and (settings["joint"] or settings["kind"] != "atoms"):
+        found = "joint" if settings["joint"] else f"kind {settings['kind']!r}"
+        raise ValueError(f"format 'plain' needs atoms, as many in every block (--equal); got {found}")
     for name in ("target_speedup", "max_error"):
         if settings[name] is not None:
             _checks.positive(settings[name], name)
@@ -218,12 +228,25 @@ def _plan(
         plan.check(model)
         if plan.timings is not None:  # before any work, as the latency is measured at the end
             check_runs(model, tokens=plan.timings.tokens, runtime=plan.timings.runtime)
-        return plan
+        return plain.check_plan(model, plan) if settings["format"] == "plain" else plan
     names = ("keep", "target_size", *TIMED)
     options = {name: settings[name] for name in (*names, "tokens", "runtime", "layers", "blocks", "kind")}
     if all(options[name] is None for name in names):
         options["keep"] = KEEP
-    return make_plan(model, batches=batches, timings=timings, **options)
+    plan = make_plan(model, batches=batches, timings=timings, **options)
+    return plain.check_plan(model, plan) if settings["format"] == "plain" else plan
+
+
+def _for_plain(model: PreTrainedModel, settings: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+    """The settings with which a plan fits the configuration of the model's family."""
+    if settings["format"] != "plain" or settings["plan"] is not None:
+        return settings
+    blocks = settings["blocks"]
+    if blocks == "all" and not plain.has_head_sizes(model):
+        blocks = "ffn"
+        kind = model.config.model_type
+        say(f"note: attention stays as it is, as the configuration of {kind} models cannot have smaller heads")
+    return {**settings, "joint": False, "blocks": blocks}
 
 
 def _compress(
@@ -239,6 +262,7 @@ def _compress(
         raise ValueError(f"the output {out} is inside the model's folder {folder}; name a folder outside")
     inner, sentences = find_transformer(folder), (folder / "modules.json").is_file()
     network, processor = load(folder / inner, say, sentences=sentences, headless=makes_vectors(folder))
+    settings = _for_plain(network, settings, say)
     blocks = len(find_blocks(network))
     together = settings["plan"] is None and settings["kind"] == "atoms" and settings["joint"] is not False
     timed = any(settings[name] is not None for name in TIMED)
@@ -321,6 +345,9 @@ def _compress(
             **options,
         )
         say(str(replace(done, agreement={})))  # it is measured on more inputs below
+        network, saved = plain.choose(network, settings["format"])
+        say(f"saved as {saved['format']}: {saved['reason']}")
+        warned += _warn([doubts.padded(settings["format"], saved, plain.MOST)], say)
         progress("comparing outputs", blocks, blocks)
         sets = [measure(original, network, held, pooling=pooling, texts=settings["texts"]) for held in inputs.held_out]
         for figures in (done.agreement, *(found["figures"] for found in sets)):
@@ -341,6 +368,7 @@ def _compress(
             "model_class": type(network).__name__,
             "sentence_transformers": sentences,
             "blocks_in_all": blocks,
+            "saved_as": saved,
             "bytes": {"original": _bytes(original), "compressed": _bytes(network)},
             "latency": pages.latency(original, network, batches),
             "timing": timing,

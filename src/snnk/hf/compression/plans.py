@@ -16,7 +16,7 @@ from snnk.hf.compression import times
 from snnk.hf.finding import find_blocks
 from snnk.hf.model_blocks import FFN, KEPT, Attention, ModelBlock
 from snnk.hf.models import in_memory
-from snnk.hf.replace import LOW_RANK, cost_after
+from snnk.hf.replace import BIASED, LOW_RANK, cost_after
 from snnk.maps import RANDOM_MAPS, make_feature_map
 
 FORMAT = "snnk.Plan/1"
@@ -42,6 +42,7 @@ class BlockPlan:
     multiply_adds: int
     predicted_error: float | None = None  # squared, over the variance of the block's weighted outputs
     ranks: tuple[int, int] | None = None  # dimensions per head of queries and keys, and of values, for "low-rank"
+    new_bias: bool = True  # whether the fit may give the block a bias that it did not have
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -60,6 +61,10 @@ class BlockPlan:
         for name in ("width", "parameters_before", "multiply_adds_before", "parameters"):
             _checks.positive_int(getattr(self, name), f"{name} of {self.name}")
         _checks.at_least_zero(self.multiply_adds, f"multiply_adds of {self.name}")  # a constant has none
+        if not isinstance(self.new_bias, bool) or not (self.new_bias or self.kind in BIASED):
+            raise ValueError(
+                f"new_bias of {self.name} must be true, or false for {' and '.join(BIASED)}; got {self.new_bias!r}"
+            )
         if self.predicted_error is not None:
             _checks.at_least_zero(self.predicted_error, f"predicted_error of {self.name}")
 
@@ -109,8 +114,10 @@ class Plan:
         _ = self.predicted_seconds  # every block must have its times
 
     def to_dict(self) -> dict[str, Any]:
+        usual = {"ranks": None, "new_bias": True}
         blocks = tuple(
-            {key: value for key, value in asdict(block).items() if key != "ranks" or value} for block in self.blocks
+            {key: value for key, value in asdict(block).items() if key not in usual or value != usual[key]}
+            for block in self.blocks
         )
         timings = {} if self.timings is None else {"timings": self.timings.to_dict()}
         return {"format": FORMAT, "model_type": self.model_type, "blocks": blocks, **timings}
@@ -125,7 +132,7 @@ class Plan:
         if not isinstance(kind, str) or not isinstance(blocks, list | tuple):
             raise ValueError(f"a plan has a model_type and a list of blocks; got {kind!r} and {type(blocks).__name__}")
         for block in blocks:
-            if not isinstance(block, Mapping) or {"ranks", *block} != keys:  # older plans have no ranks
+            if not isinstance(block, Mapping) or {"ranks", "new_bias", *block} != keys:  # not always there
                 raise ValueError(f"a block of a plan has the keys {', '.join(sorted(keys))}; got {str(block)[:500]}")
         planned = tuple(BlockPlan(**{**b, "kind": OLD_KINDS.get(str(b["kind"]), b["kind"])}) for b in blocks)
         timings = stored.get("timings")
@@ -188,17 +195,18 @@ def option(
     num_features: int | None = None,
     error: float | None = None,
     ranks: tuple[int, int] | None = None,
+    new_bias: bool = True,
 ) -> BlockPlan:
     """The plan of one block, with its costs."""
     before = after = block.cost
     if isinstance(block, Attention) and ranks is not None:
-        after = low_rank.cost_after(block, ranks)
+        after = low_rank.cost_after(block, ranks, new_bias=new_bias)
     elif isinstance(block, FFN) and kind != KEPT:
         random = kind in RANDOM_MAPS and num_features
         new = make_feature_map(kind, block.in_features, num_features or 0, device="meta") if random else None
-        after = cost_after(block, kind, num_features) if new is None else cost_after(block, new)
+        after = cost_after(block, kind, num_features, new_bias=new_bias) if new is None else cost_after(block, new)
     sizes = before.parameters, after.parameters, before.multiply_adds, after.multiply_adds
-    return BlockPlan(block.name, kind, num_features, width_of(block), *sizes, error, ranks)
+    return BlockPlan(block.name, kind, num_features, width_of(block), *sizes, error, ranks, new_bias)
 
 
 def _check(block: ModelBlock, planned: BlockPlan) -> None:

@@ -24,6 +24,7 @@ from snnk.hf.models import Batch, place
 
 FORMAT = "snnk.CompressReport/1"
 SECONDS = 4.0  # approximate duration of the measurement of latency
+IMPORT = "import snnk.hf  # pip install 'snnk[hf]'; without it transformers refuses\n"
 CARRIED = ("license", "license_name", "license_link", "language", "pipeline_tag")  # from the original's card
 
 
@@ -99,6 +100,7 @@ def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
         f"{error_of(b)} |"
         for b in report["report"]["blocks"]
     ]
+    saved = report.get("saved_as", {"format": "snnk", "reason": ""})
     load = (
         'from sentence_transformers import SentenceTransformer\n\nmodel = SentenceTransformer("this folder")'
         if report["sentence_transformers"]
@@ -125,11 +127,10 @@ def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
 ## How to load it
 
 ```python
-import snnk.hf  # pip install 'snnk[hf]'; without it transformers refuses
-{load}
+{load if saved["format"] == "plain" else IMPORT + load}
 ```
 
-AutoModel.from_pretrained works too, once `snnk.hf` is imported.
+{markdown(format_of(saved))}
 
 ## What was replaced
 
@@ -154,6 +155,17 @@ Compared: {markdown(report["compared"])}. Measure the loss on your own task befo
 
 report.html explains the figures and shows pictures, report.json has all figures, and plan.json has the plan.
 """
+
+
+def format_of(saved: Mapping[str, Any]) -> str:
+    """How the files of a model are loaded, and why so, in sentences."""
+    why = f" ({saved['reason']})" if saved["reason"] else ""
+    if saved["format"] == "plain":
+        return f"The files are a plain checkpoint{why}: they need no snnk, and AutoModel.from_pretrained works too."
+    return (
+        f"The files need snnk{why}: AutoModel.from_pretrained works too, once snnk.hf is imported. Without it, "
+        "transformers warns that the quantization type snnk is unknown and then refuses the sizes of the weights."
+    )
 
 
 def front_matter(card: str) -> list[str]:

@@ -1,0 +1,1 @@
+"""Compressed models in the forms in which they are served."""
