@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from snnk.hf import audit, compress_, find_ffns, plan
-from snnk.hf.architectures import ARCHITECTURES, Architecture
+from snnk.hf.architectures import ARCHITECTURES, Architecture, ConfigNames
 from snnk.hf.discovery import SEEN, discover
 from snnk.hf.finding import find_attentions
 from snnk.hf.record import observe
@@ -83,7 +83,7 @@ def test_the_rows_of_the_table_are_found_again(row, monkeypatch):
         names = None
     if row == "mpnet":  # the table names the module around it
         names = replace(names, module="attention.attn")
-    assert found == replace(wanted, attention=names)
+    assert found == replace(wanted, attention=names, config=ConfigNames())
     assert [ffn.index for ffn in find_ffns(model)] == [0, 1]
     assert torch.equal(output(model, row), before) and not hasattr(model.config, "quantization_config")
     assert all(torch.equal(value, tensors.pop(key)) for key, value in model.state_dict().items()) and not tensors
@@ -108,7 +108,7 @@ def run(model, name):
 def test_other_types(name):
     model = made(name)
     row = find_ffns(model)[0].row
-    assert replace(row, attention=None) == FOUND[name]
+    assert replace(row, attention=None) == replace(FOUND[name], config=ConfigNames())
     assert (None if row.attention is None else (row.attention.sum, row.attention.scale)) == ATTENTIVE.get(name)
     seen = []
     with observe(find_ffns(model), lambda ffn, one: seen.append(one)):
