@@ -151,7 +151,7 @@ def audit(
         >>> from transformers import BertConfig, BertForMaskedLM
         >>> config = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
         >>> found = audit(BertForMaskedLM(config), tokens=(2, 5))
-        >>> found.tied[0], found.blocks[0].multiply_adds == 2 * 8 * 3072
+        >>> found.tied[0], found.blocks[1].multiply_adds == 2 * 8 * 3072
         (('bert.embeddings.word_embeddings.weight', 'cls.predictions.decoder.weight'), True)
     """
     batch, length = tokens

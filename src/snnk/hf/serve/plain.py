@@ -173,6 +173,7 @@ def plain_model(model: PreTrainedModel) -> PreTrainedModel:
             dtype=model.dtype,
             attn_implementation=model.config._attn_implementation,
             output_loading_info=True,
+            trust_remote_code=False,
         )
     wrong = [str(key) for name in ("missing_keys", "unexpected_keys", "mismatched_keys") for key in info[name]]
     if wrong:
