@@ -163,10 +163,11 @@ def test_recovery_brings_the_outputs_nearer_and_trains_nothing_else():
 
 
 def test_the_distillation_reads_plain_batches_in_place_of_those_of_the_fit(monkeypatch):
-    seen = []
+    seen, chosen = [], []
 
     def note(model, teacher, replaced, batches, held_out, **options):
         seen.extend(batches)
+        chosen.append(held_out)
         return Recovery()
 
     monkeypatch.setattr("snnk.hf.compression.blocks.recover_", note)
@@ -176,6 +177,10 @@ def test_the_distillation_reads_plain_batches_in_place_of_those_of_the_fit(monke
     compress_(model, plan(model, keep=0.5), batches, plain=[None, *plain[1:]], **options)
     fitted = [i for i in range(1, 20) if i % 10 != 9]
     assert list(map(id, seen)) == list(map(id, [*(plain[i] for i in fitted), *more[16:]]))
+    seen.clear()
+    few = [batch if i % 5 == 1 else None for i, batch in enumerate(plain)]  # of 20, as of few texts in much other text
+    compress_(make("bert"), plan(make("bert"), keep=0.5), batches, plain=few, refine=0, recover=3)
+    assert list(map(id, seen)) == [id(few[i]) for i in (1, 6, 11)] and chosen[-1] == [few[16]]
     with pytest.raises(ValueError, match="plain must have one batch for each of the 20 batches; got 3"):
         compress_(make("bert"), plan(make("bert"), keep=0.5), batches, plain=plain[:3], **options)
 

@@ -163,9 +163,11 @@ def compress_(
         if plain is not None and len(plain) < len(used):
             raise ValueError(f"plain must have one batch for each of the {len(used)} batches; got {len(plain)}")
         fitted, tested = hold_out(range(len(used)))
-        fitted, chosen = hold_out(fitted) if recover and few else (fitted, [])
+        lessons = {i: batch for i in fitted if (batch := (plain or used)[i]) is not None}
+        chosen = hold_out([*lessons])[1] if recover and few else []
+        choosing = [lessons.pop(i) for i in chosen]
+        fitted = [i for i in fitted if i not in chosen]
         training, held = [used[i] for i in fitted], [used[i] for i in tested]
-        taught, choosing = (_those(part, used if plain is None else plain) for part in (fitted, chosen))
         tokens = sum(counts[i] for i in fitted), sum(counts[i] for i in tested)
         if not few:
             choosing, more = more[:count], more[count:]
@@ -207,7 +209,7 @@ def compress_(
                 model,
                 teacher,
                 replacements,
-                [*taught, *more],
+                [*lessons.values(), *more],
                 choosing,
                 steps=recover,
                 minutes=recover_minutes,
@@ -298,10 +300,6 @@ def _fit(
     if isinstance(block, FFN) and isinstance(site, Tokens):
         return fit_ffn(block, planned, site, refine, seed, undo)
     raise TypeError(f"{block.name} cannot become {planned.kind!r}")
-
-
-def _those(numbers: Iterable[int], batches: Sequence[Batch | None]) -> list[Batch]:
-    return [batch for i in numbers if (batch := batches[i]) is not None]
 
 
 def _use(
