@@ -111,10 +111,10 @@ def test_what_agreement_is_measured_on_is_neither_fitted_to_nor_changed(tmp_path
     assert [held.items for held in inputs.held_out] == [50, 500]
     fitted = {tuple(row) for row in rows(inputs.batches)}
     assert not fitted & {tuple(row) for row in rows(inputs.general.held_out)}
-    taught = [batch for batch in inputs.plain if batch is not None]
+    taught = [batch for batch in inputs.lessons if batch is not None]
     assert sorted(rows(taught)) == sorted(rows(given))  # the distillation reads the texts alone, without other words
     narrow = gather(given, tokenizer, max_length=64, wide=False)
-    assert narrow.batches == narrow.plain == list(given) and narrow.mixed == 0 < inputs.mixed
+    assert narrow.batches == narrow.lessons == list(given) and narrow.mixed == 0 < inputs.mixed
     assert [held.items for held in narrow.held_out] == [50, 500]  # general text is measured on all the same
 
 

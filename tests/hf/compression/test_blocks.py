@@ -162,7 +162,7 @@ def test_recovery_brings_the_outputs_nearer_and_trains_nothing_else():
     assert found[1] < 0.9 * found[0]
 
 
-def test_the_distillation_reads_plain_batches_in_place_of_those_of_the_fit(monkeypatch):
+def test_the_distillation_reads_lessons_in_place_of_those_of_the_fit(monkeypatch):
     seen, chosen = [], []
 
     def note(model, teacher, replaced, batches, held_out, **options):
@@ -171,18 +171,20 @@ def test_the_distillation_reads_plain_batches_in_place_of_those_of_the_fit(monke
         return Recovery()
 
     monkeypatch.setattr("snnk.hf.compression.blocks.recover_", note)
-    model, batches, plain = make("bert"), some_batches(count=20), some_batches(count=20, seed=5)
+    model, batches, lessons = make("bert"), some_batches(count=20), some_batches(count=20, seed=5)
     more = some_batches(count=18, seed=6)
     options = {"refine": 0, "recover": 3, "more": more}
-    compress_(model, plan(model, keep=0.5), batches, plain=[None, *plain[1:]], **options)
+    compress_(model, plan(model, keep=0.5), batches, lessons=[None, *lessons[1:]], **options)
     fitted = [i for i in range(1, 20) if i % 10 != 9]
-    assert list(map(id, seen)) == list(map(id, [*(plain[i] for i in fitted), *more[16:]]))
+    assert list(map(id, seen)) == list(map(id, [*(lessons[i] for i in fitted), *more[16:]]))
     seen.clear()
-    few = [batch if i % 5 == 1 else None for i, batch in enumerate(plain)]  # of 20, as of few texts in much other text
-    compress_(make("bert"), plan(make("bert"), keep=0.5), batches, plain=few, refine=0, recover=3)
+    few = [
+        batch if i % 5 == 1 else None for i, batch in enumerate(lessons)
+    ]  # few texts in much other text
+    compress_(make("bert"), plan(make("bert"), keep=0.5), batches, lessons=few, refine=0, recover=3)
     assert list(map(id, seen)) == [id(few[i]) for i in (1, 6, 11)] and chosen[-1] == [few[16]]
-    with pytest.raises(ValueError, match="plain must have one batch for each of the 20 batches; got 3"):
-        compress_(make("bert"), plan(make("bert"), keep=0.5), batches, plain=plain[:3], **options)
+    with pytest.raises(ValueError, match="lessons must have one batch for each of the 20 batches; got 3"):
+        compress_(make("bert"), plan(make("bert"), keep=0.5), batches, lessons=lessons[:3], **options)
 
 
 def test_saved_and_loaded(tmp_path):

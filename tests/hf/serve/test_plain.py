@@ -241,7 +241,7 @@ def test_what_is_asked_for_and_what_comes():
 
 @pytest.mark.parametrize("row", ROWS)
 def test_a_plan_shows_what_will_fit(row):
-    """Of equal shares, without new biases where there is no place; the model after it agrees with the plan."""
+    """It has no new biases where the family has no place for them, and the compressed model agrees with it."""
     model = make(row)
     chosen = plan(model, keep=0.5, blocks="ffn")
     steered = without_new_biases(model, chosen)

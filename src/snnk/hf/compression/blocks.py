@@ -104,7 +104,7 @@ def compress_(
     max_error: float | None = None,
     recover: int | str = 0,
     recover_minutes: float = 5.0,
-    plain: Sequence[Batch | None] | None = None,
+    lessons: Sequence[Batch | None] | None = None,
     more: Sequence[Batch] = (),
     max_tokens: int = 50_000,
     seed: int = 0,
@@ -126,7 +126,7 @@ def compress_(
         recover: steps of distillation from the original afterwards, or "auto": as many as help on inputs that neither
             the fit nor the steps see, and fit into `recover_minutes`. The agreement is measured on other inputs again.
             Whatever the number, the model stays as it was fitted if the steps do not help.
-        plain: what the distillation reads in place of the `batches`, one for each, or None for nothing. Default: the
+        lessons: what the distillation reads in place of the `batches`, one for each, or None for nothing. Default: the
             batches themselves.
         more: further inputs for the distillation alone. Its length is chosen by the first 16 of these batches, or 4 for
             a decoder. If there are fewer, a tenth of the batches for the fit is taken out of the fit for this choice.
@@ -160,12 +160,12 @@ def compress_(
         few = len(more) < count
         changed = [block for block in blocks if by_name[block.name].kind != KEPT] or blocks
         used, counts = _use(model, changed, batches, max_tokens)
-        if plain is not None and len(plain) < len(used):
-            raise ValueError(f"plain must have one batch for each of the {len(used)} batches; got {len(plain)}")
+        if lessons is not None and len(lessons) < len(used):
+            raise ValueError(f"lessons must have one batch for each of the {len(used)} batches; got {len(lessons)}")
         fitted, tested = hold_out(range(len(used)))
-        lessons = {i: batch for i in fitted if (batch := (plain or used)[i]) is not None}
-        chosen = hold_out([*lessons])[1] if recover and few else []
-        choosing = [lessons.pop(i) for i in chosen]
+        taught = {i: batch for i in fitted if (batch := (lessons or used)[i]) is not None}
+        chosen = hold_out([*taught])[1] if recover and few else []
+        choosing = [taught.pop(i) for i in chosen]
         fitted = [i for i in fitted if i not in chosen]
         training, held = [used[i] for i in fitted], [used[i] for i in tested]
         tokens = sum(counts[i] for i in fitted), sum(counts[i] for i in tested)
@@ -209,7 +209,7 @@ def compress_(
                 model,
                 teacher,
                 replacements,
-                [*lessons.values(), *more],
+                [*taught.values(), *more],
                 choosing,
                 steps=recover,
                 minutes=recover_minutes,

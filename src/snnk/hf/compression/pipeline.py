@@ -299,7 +299,7 @@ def _compress(
     batches = inputs.batches
     say(f"calibration: {inputs}")
     if type(network).__name__.endswith("ForMultipleChoice"):  # one choice per text, whose score is compared
-        parts: tuple[list[Any], ...] = batches, inputs.plain, inputs.more, *inputs.held_out
+        parts: tuple[list[Any], ...] = batches, inputs.lessons, inputs.more, *inputs.held_out
         for part in parts:
             part[:] = [batch and {name: x[:, None] for name, x in batch.items()} for batch in part]
     pooling, note = _pooling(folder)
@@ -336,7 +336,7 @@ def _compress(
             network,
             plan,
             batches,
-            plain=inputs.plain,
+            lessons=inputs.lessons,
             more=inputs.more,
             max_tokens=2 * MAX_TOKENS,
             progress=progress,
