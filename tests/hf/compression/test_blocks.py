@@ -178,9 +178,7 @@ def test_the_distillation_reads_lessons_in_place_of_those_of_the_fit(monkeypatch
     fitted = [i for i in range(1, 20) if i % 10 != 9]
     assert list(map(id, seen)) == list(map(id, [*(lessons[i] for i in fitted), *more[16:]]))
     seen.clear()
-    few = [
-        batch if i % 5 == 1 else None for i, batch in enumerate(lessons)
-    ]  # few texts in much other text
+    few = [batch if i % 5 == 1 else None for i, batch in enumerate(lessons)]  # few texts in much other text
     compress_(make("bert"), plan(make("bert"), keep=0.5), batches, lessons=few, refine=0, recover=3)
     assert list(map(id, seen)) == [id(few[i]) for i in (1, 6, 11)] and chosen[-1] == [few[16]]
     with pytest.raises(ValueError, match="lessons must have one batch for each of the 20 batches; got 3"):
