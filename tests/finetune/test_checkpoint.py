@@ -10,7 +10,8 @@ import torch
 from snnk.finetune import METHODS, FinetuneConfig, finetune
 from snnk.finetune.data import Data, Labels
 from snnk.finetune.inputs import Inputs
-from snnk.finetune.run import _bits, _key
+from snnk.finetune.loading import bits
+from snnk.finetune.run import _key
 from snnk.finetune.settings import TrainingSettings
 from snnk.finetune.trainer import train
 from snnk.hf.data import find_images
@@ -155,7 +156,7 @@ def test_the_key_of_a_run_has_its_rows_and_labels(tmp_path):
             config,
             METHODS["linear-probe"],
             Inputs(data, data, None, Labels(("a", "b")), (), {}),
-            _bits(model or linear),
+            [total for p in (model or linear).parameters() for total in bits(p)],
         )
 
     linear = torch.nn.Linear(2, 2)

@@ -1,6 +1,7 @@
 """`load`: folders that `finetune` wrote, their padding, dtypes and versions."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from snnk.finetune.data import encode_texts
 from snnk.finetune.loading import set_padding
 
 from helpers.texts import make_tokenizer
-from helpers.tuning import TINY, make_config, outputs
+from helpers.tuning import TINY, make_config, outputs, save
 
 
 @pytest.mark.parametrize("special", [{"eos_token": "[CLS]"}, {"pad_token": "[PAD]"}])
@@ -71,3 +72,54 @@ def test_adapters_of_earlier_files_load(root, tmp_path):
     assert tensors.pop("base_model.model.bert.pooler.dense.weight").numel() == 0
     save_file(tensors, tmp_path / "tuned" / "adapter_model.safetensors")
     torch.testing.assert_close(outputs(load(tmp_path / "tuned")[0]), outputs(done.model))
+
+
+@pytest.fixture
+def moved(root, tmp_path):
+    """The folder of an adapter, which was moved together with its base model, and the outputs before that."""
+    shutil.copytree(root / "bert", tmp_path / "a" / "models" / "bert")
+    config = make_config(root, tmp_path / "a" / "tuned" / "one", method="snnk", num_features=2, max_steps=1)
+    done = finetune(replace(config, model=str(tmp_path / "a" / "models" / "bert")))
+    (tmp_path / "a").rename(tmp_path / "b")
+    return tmp_path / "b" / "tuned" / "one", outputs(done.model)
+
+
+def test_an_adapter_and_its_base_model_move_together(moved, tmp_path, monkeypatch):
+    folder, before = moved
+    assert torch.equal(outputs(load(folder)[0]), before)
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    assert torch.equal(outputs(load("link")[0]), before)  # the link is elsewhere than the folder
+
+
+def test_an_adapter_moves_alone_to_a_base_model_that_is_named(moved, tmp_path):
+    folder, before = moved
+    folder.rename(tmp_path / "alone")
+    base = tmp_path / "b" / "models" / "bert"
+    assert torch.equal(outputs(load(tmp_path / "alone", base=base)[0]), before)
+    with pytest.raises(ValueError, match=r"adapter of bert, .* at .*models/bert and .*/a/models/bert: .*--base"):
+        load(tmp_path / "alone")
+    with pytest.raises(ValueError, match=r"looked for at .*/nowhere: .* Name the folder"):
+        load(tmp_path / "alone", base=tmp_path / "nowhere")
+
+
+def test_a_base_model_with_other_weights_is_refused(moved, tmp_path):
+    folder, _ = moved
+    other = save(transformers.BertModel, tmp_path / "other", initializer_range=0.1)
+    with pytest.raises(ValueError, match="other has other weights than bert, the base model that the adapter in"):
+        load(folder, base=other)
+
+
+def test_a_whole_model_needs_no_base_model(root, tmp_path):
+    finetune(make_config(root, tmp_path / "whole", max_steps=0, epochs=None))
+    with pytest.raises(ValueError, match="has all weights of its model and needs no base model; leave out base x"):
+        load(tmp_path / "whole", base="x")
+
+
+def test_a_correct_load_prints_nothing(root, tmp_path, capfd):
+    """transformers reports the classifier, which the files of a base model lack, as a problem."""
+    for method in ("lora", "snnk-relu", "linear-probe", "uptrain"):
+        finetune(make_config(root, tmp_path / method, method=method, max_steps=0, epochs=None))
+        capfd.readouterr()
+        load(tmp_path / method)
+        assert capfd.readouterr() == ("", "")

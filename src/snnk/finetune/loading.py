@@ -1,13 +1,21 @@
-"""`load` reads a folder that `finetune` wrote; `load_base` reads the model that a run starts from."""
+"""`load` reads a folder that `finetune` wrote; `load_base` reads the model that a run starts from.
+
+An adapter needs its base model. A local one is looked for where it was in relation to the tuned folder, so that both
+can be moved together, and then where it was on the machine of the run. The weights that are found are compared with
+those of the run: an adapter on other weights of the same shapes would predict at random.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification, PreTrainedModel
 
 from snnk import _io
@@ -15,14 +23,17 @@ from snnk.finetune.config import POOLING, FinetuneConfig
 from snnk.finetune.pooling import MeanPooled
 from snnk.hf.data import pad_id
 from snnk.hf.folders import find_folder, refuse_unsafe, some
-from snnk.hf.models import POSITIONS_FROM_PADDING, Loaded, load_model, load_processor, refuse_nan
+from snnk.hf.models import POSITIONS_FROM_PADDING, Loaded, load_model, load_processor, quiet, refuse_nan
 
 
-def load(folder: str | Path) -> tuple[Any, Any]:
+@quiet()
+def load(folder: str | Path, *, base: str | Path | None = None) -> tuple[Any, Any]:
     """Load a model that `finetune` wrote, in eval mode, and its tokenizer or image processor.
 
     Args:
         folder: the `out` of the run.
+        base: for an adapter, the folder or hub name of its base model. Default: the base model of the run, by its name
+            on the hub, or by its place relative to `folder`, or by its place on the machine of the run.
 
     Example:
         >>> model, tokenizer = load("tuned")  # doctest: +SKIP
@@ -32,15 +43,13 @@ def load(folder: str | Path) -> tuple[Any, Any]:
     folder = Path(folder)
     if folder.is_dir():
         refuse_unsafe(folder)
-    facts = _read_metrics(folder)
+    facts = read_metrics(folder)
     adapter, images, mean = facts["adapter"], facts["images"], facts["config"]["pooling"] == "mean"
     source = str(folder)
     if adapter:
-        source = _base_of(folder)
-        try:
-            find_folder(source)
-        except ValueError as error:
-            raise ValueError(f"the base model of {folder / 'adapter_config.json'}: {error}") from error
+        source = _find_base(folder, facts, base)
+    elif base is not None:
+        raise ValueError(f"{folder} has all weights of its model and needs no base model; leave out base {base}")
     processor = load_processor(folder, images)
     options = _label_options(facts["labels"])
     loaded = load_model(source, _class(images, mean), new_head=adapter, dtype=torch.float32, **options)
@@ -48,6 +57,7 @@ def load(folder: str | Path) -> tuple[Any, Any]:
     if not images:
         set_padding(model, processor)  # the base model of an adapter has a configuration of its own
     if adapter:
+        _check_weights(loaded, facts, folder, source)
         model = _with_adapter(loaded, folder, source)
     refuse_nan(model, folder)
     return model.eval(), processor
@@ -55,7 +65,7 @@ def load(folder: str | Path) -> tuple[Any, Any]:
 
 def load_base(
     config: FinetuneConfig, labels: Sequence[str] | None, images: bool, say: Callable[[str], None]
-) -> tuple[PreTrainedModel, tuple[str, ...]]:
+) -> tuple[Loaded, tuple[str, ...]]:
     """The model that a run starts from, and the modules inside it that its files lack and that were drawn at random."""
     kind = _class(images, config.pooling == "mean")
     loaded = load_model(config.model, kind, new_head=True, dtype=torch.float32, **_label_options(labels))
@@ -69,9 +79,9 @@ def load_base(
         )
     inside = sorted(key for key in loaded.missing | loaded.mismatched if key.startswith(f"{model.base_model_prefix}."))
     if not inside or config.pooling != "model":
-        return model, ()
+        return loaded, ()
     say(f"note: the files have no {', '.join(inside)}, which are drawn at random; --pooling mean needs no pooler")
-    return model, tuple(dict.fromkeys(name for key in inside if "." in (name := key.rpartition(".")[0])))
+    return loaded, tuple(dict.fromkeys(name for key in inside if "." in (name := key.rpartition(".")[0])))
 
 
 def set_padding(model: PreTrainedModel, processor: Any) -> None:
@@ -81,7 +91,25 @@ def set_padding(model: PreTrainedModel, processor: Any) -> None:
         config.pad_token_id = pad_id(processor)
 
 
-def _read_metrics(folder: Path) -> dict[str, Any]:
+def fingerprint(loaded: Loaded) -> str:
+    """Hash of the weights of a model that were in its files, which does not depend on their order or format."""
+    drawn = loaded.missing | loaded.mismatched
+    read = sorted(((name, p) for name, p in loaded.model.named_parameters() if name not in drawn), key=lambda x: x[0])
+    return hashlib.sha256(repr([(name, *bits(p)) for name, p in read]).encode()).hexdigest()
+
+
+def bits(parameter: Tensor) -> tuple[int, int]:
+    """Two sums over the bits of a float32 tensor as integers, which do not depend on the order of the summands."""
+    part = parameter.detach().flatten().view(torch.int32).long()
+    return int(part.sum()), int(part.square().sum())
+
+
+def place_from(folder: Path, base: str) -> str | None:
+    """The place of a local base model relative to a folder, as metrics.json has it; None for a name on the hub."""
+    return Path(os.path.relpath(Path(base).resolve(), folder.resolve())).as_posix() if Path(base).is_dir() else None
+
+
+def read_metrics(folder: Path) -> dict[str, Any]:
     """The content of metrics.json, in which the entries that `load` needs were checked."""
     file = folder / "metrics.json"
     facts: Any = _io.read_json(file, "a file of snnk finetune")
@@ -95,7 +123,42 @@ def _read_metrics(folder: Path) -> dict[str, Any]:
             f"{file} was changed: adapter {adapter!r} and images {images!r} must be true or false, pooling {pooling!r} "
             f"one of {', '.join(POOLING)}, labels null or a list of names; copy the folder again"
         )
+    base = facts.get("base", {})  # files of earlier versions have none
+    if not isinstance(base, dict) or not all(isinstance(base.get(key), str | None) for key in ("place", "weights")):
+        raise ValueError(f"{file} was changed: base must have a place and weights as text; copy the folder again")
     return facts
+
+
+def _find_base(folder: Path, facts: dict[str, Any], base: str | Path | None) -> str:
+    """The folder or hub name of the base model of an adapter."""
+    named = _base_of(folder)  # also checks the configuration
+    place = facts.get("base", {}).get("place")
+    if base is not None:
+        candidates = [str(base)]
+    elif place is None:
+        candidates = [named]
+    else:  # normalised, as the folder itself may be a link
+        candidates = list(dict.fromkeys([os.path.normpath(Path(os.path.realpath(folder), place)), named]))
+    for found in candidates[:-1]:
+        if Path(found).is_dir():
+            return str(find_folder(found))
+    try:
+        return str(find_folder(candidates[-1]))
+    except ValueError as error:
+        looked = " and ".join(candidates)
+        raise ValueError(
+            f"{folder} is an adapter of {facts.get('base_model', named)}, which was looked for at {looked}: {error}. "
+            "Name the folder or the hub name of that model with base (--base)"
+        ) from error
+
+
+def _check_weights(loaded: Loaded, facts: dict[str, Any], folder: Path, source: str) -> None:
+    expected = facts.get("base", {}).get("weights")
+    if expected is not None and fingerprint(loaded) != expected:
+        raise ValueError(
+            f"{source} has other weights than {facts['base_model']}, the base model that the adapter in {folder} was "
+            "trained on; name the folder or the hub name of that model with base (--base)"
+        )
 
 
 def _base_of(folder: Path) -> str:
@@ -128,7 +191,9 @@ def _with_adapter(loaded: Loaded, folder: Path, source: str) -> Any:
     _check_complete(drawn, found, file, source)  # before PEFT, whose error would be a bare name
     try:
         model = PeftModel.from_pretrained(model, folder)
-        expected = {name: tuple(tensor.shape) for name, tensor in get_peft_model_state_dict(model).items()}
+        model.peft_config["default"].base_model_name_or_path = source  # for a copy that is saved from here
+        tensors = get_peft_model_state_dict(model, save_embedding_layers=False)  # PEFT would look for the base model
+        expected = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     except Exception as error:
         raise ValueError(f"the adapter in {folder} cannot be loaded: {error}") from error
     _check_complete(expected, found, file, source)

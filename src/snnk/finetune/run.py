@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from snnk import _io
@@ -26,7 +26,7 @@ from snnk.finetune.card import model_card
 from snnk.finetune.config import FinetuneConfig
 from snnk.finetune.data import Data
 from snnk.finetune.inputs import Inputs, is_images, read
-from snnk.finetune.loading import load_base, set_padding
+from snnk.finetune.loading import bits, fingerprint, load_base, place_from, set_padding
 from snnk.finetune.methods import METHODS, Method, Setup, nothing
 from snnk.finetune.pooling import MeanPooled
 from snnk.finetune.trainer import Progress, Trained, evaluate, peak_memory, train
@@ -117,8 +117,9 @@ def _finetune(
 
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)  # transformers draws new classifiers from the global generator
-        base, drawn = load_base(config, inputs.labels.names, images, say)
-        loaded = _bits(base)
+        loaded, drawn = load_base(config, inputs.labels.names, images, say)
+        base, weights = loaded.model, fingerprint(loaded)
+        start_bits = [total for p in base.parameters() for total in bits(p)]
         if not images:
             set_padding(base, processor)
         setup = Setup(
@@ -147,7 +148,7 @@ def _finetune(
         metrics=inputs.metrics,
         checkpoint=checkpoint,
         resume=resume,
-        key=_key(config, method, inputs, loaded),
+        key=_key(config, method, inputs, start_bits),
         progress=progress,
     )
     if not found.main:
@@ -167,6 +168,7 @@ def _finetune(
     metrics = {
         "format": FORMAT,
         "base_model": config.model if not Path(config.model).is_dir() else Path(config.model).resolve().name,
+        "base": {"place": place_from(out, config.model), "weights": weights} if adapter else {},
         "adapter": adapter,
         "images": images,
         "method": config.method,
@@ -226,12 +228,6 @@ def _start(
         "loss": fit.loss,
         "accuracy": fit.accuracy,
     }
-
-
-def _bits(model: nn.Module) -> list[int]:
-    """Two sums per parameter over its bits as integers, which do not depend on the order of the summands."""
-    bits = (p.detach().flatten().view(torch.int32).long() for p in model.parameters())
-    return [int(total) for part in bits for total in (part.sum(), part.square().sum())]
 
 
 def _key(config: FinetuneConfig, method: Method, inputs: Inputs, loaded: list[int]) -> str:
