@@ -59,6 +59,8 @@ class Way:
             tokens at "random".
         outer: factor of the numbers of atoms in the first and the last block; the others have fewer.
         refine, recover: of `compress_`.
+        lessons: distil with the texts of the given kind alone, as they are, like `snnk compress`; otherwise with what
+            is fitted to.
         joint: choose the numbers of atoms from the inputs.
     """
 
@@ -70,6 +72,7 @@ class Way:
     outer: float = 1.0
     refine: int = 0
     recover: int = 0
+    lessons: bool = False
     joint: bool = False
 
 
@@ -93,6 +96,9 @@ WAYS = {
     "general, 30 % words in half, refined": Way(general=2000, share=0.3, some=0.5, refine=120),
     "general, 30 % words in half, distilled": Way(general=2000, share=0.3, some=0.5, recover=300),
     "general, 30 % words in half, refined, distilled": Way(general=2000, share=0.3, some=0.5, refine=120, recover=300),
+    "general, 30 % words in half, refined, distilled with the texts": Way(
+        general=2000, share=0.3, some=0.5, refine=120, recover=300, lessons=True
+    ),
 }
 
 
@@ -181,7 +187,8 @@ def encode(tokenizer: Any, rows: list[Ids], size: int = 32) -> list[Batch]:
     return batches
 
 
-def inputs(bench: Bench, kind: str, way: Way, seed: int) -> list[Batch]:
+def inputs(bench: Bench, kind: str, way: Way, seed: int) -> tuple[list[Batch], list[Batch | None]]:
+    """What is fitted to, and the same for the distillation: texts of the given kind as they are, None for others."""
     tokenizer, order = bench.tokenizer, random.Random(seed)
 
     def tokens(texts: list[str]) -> list[Ids]:
@@ -191,15 +198,17 @@ def inputs(bench: Bench, kind: str, way: Way, seed: int) -> list[Batch]:
     rows = tokens(bench.kinds[kind](way.texts))
     if way.change:
         rows = [changed(row, order.choice(rows), way.change, set(special), words, order) for row in rows]
-    batches = encode(tokenizer, rows)
+    own = batches = encode(tokenizer, rows)
     if way.general:
-        batches += encode(tokenizer, tokens(general_texts(way.general, seed=seed)))
+        batches = own + encode(tokenizer, tokens(general_texts(way.general, seed=seed)))
         order.shuffle(batches)
     generator = torch.Generator().manual_seed(seed)
-    return [
+    fitted = [
         substitute(batch, words, special, share=way.share, generator=generator) if order.random() < way.some else batch
         for batch in batches
     ]
+    kept = {id(batch) for batch in own}
+    return fitted, [batch if id(batch) in kept else None for batch in batches]
 
 
 def changed(row: Ids, other: Ids, change: str, special: set[int], words: Tensor, order: random.Random) -> Ids:
@@ -255,7 +264,8 @@ def quality(bench: Bench, model: Any, report: bool, before: dict[str, Tensor]) -
     return found
 
 
-def compress(bench: Bench, batches: list[Batch], way: Way, keep: float, seed: int) -> tuple[Any, Any]:
+def compress(bench: Bench, kind: str, way: Way, keep: float, seed: int) -> tuple[Any, Any]:
+    batches, lessons = inputs(bench, kind, way, seed)
     model = copy.deepcopy(bench.model)
     planned = plan(model, keep=keep, blocks="ffn", batches=batches if way.joint else None)
     if way.outer != 1:
@@ -270,6 +280,7 @@ def compress(bench: Bench, batches: list[Batch], way: Way, keep: float, seed: in
         model,
         planned,
         batches,
+        lessons=lessons if way.lessons else None,
         refine=way.refine,
         recover=way.recover,
         seed=seed,
@@ -352,12 +363,11 @@ def main() -> int:
     before: dict[str, Tensor] = {}
     for keep, kind, name in product(keeps, args.kinds.split(","), names):
         measured = "dev spearman" if args.report else "train spearman"
-        if any(
-            row for row in results if (row["way"], row["keep"], row["kind"]) == (name, keep, kind) and measured in row
-        ):
+        key = (name, keep, kind)
+        if any(measured in row for row in results if (row.get("way"), row["keep"], row.get("kind")) == key):
             continue
         way, start = WAYS[name], time.process_time()
-        model, done = compress(bench, inputs(bench, kind, way, config.seed), way, keep, config.seed)
+        model, done = compress(bench, kind, way, keep, config.seed)
         spent = time.process_time() - start
         found = quality(bench, model, args.report, before)
         facts = {"way": name, "keep": keep, "kind": kind, "seed": config.seed, "tokens": done.tokens}
