@@ -1,5 +1,6 @@
-"""Every experiment has the parts that the command and the page use."""
+"""Every experiment has the parts that the command and the page use, and runs with data that it makes."""
 
+import json
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -15,3 +16,12 @@ def test_every_experiment_has_its_parts():
         assert module.total(module.QUICK) > 0
         with pytest.raises(FrozenInstanceError):
             module.QUICK.seed = 1
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_quick_form_writes_all_its_rows_and_a_picture(name, run, tmp_path):
+    module = load(name)
+    code, _, err = run("reproduce", name, "--quick", "--out", tmp_path)
+    assert code == 0, err
+    rows = json.loads((tmp_path / f"{name}.json").read_text())["rows"]
+    assert len(rows) == module.total(module.QUICK) and (tmp_path / f"{name}.png").stat().st_size
