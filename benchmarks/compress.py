@@ -6,7 +6,7 @@
 The model is a BERT-like sentence encoder, whose vectors are means of the last hidden states. Calibration uses 2,000
 sentences of a training file without their scores. STS-B dev is evaluated once per row, by the Spearman correlation of
 cosines with the scores, in percent. Latency is processor time, which a busy machine hardly changes, of one thread for
-32 sequences of 64 tokens; original and rival take turns, and the figure is the ratio of their medians. The time to
+32 sequences of 64 tokens; original and rival take turns, and the figure is the median of their ratios. The time to
 compress is given in minutes of the clock and of the processor, summed over threads. --quick generates a small model and
 random tokens, which show that the script runs and nothing else.
 """
@@ -18,7 +18,6 @@ import copy
 import io
 import random
 import resource
-import statistics
 import sys
 import tempfile
 import time
@@ -37,7 +36,7 @@ from snnk.experiments.compression import Batch, States, Task, quality, states_of
 from snnk.experiments.lab.records import Results
 from snnk.experiments.lab.tiny import glue_columns
 from snnk.hf import compress_, find_ffns, plan
-from snnk.hf.cost import turns
+from snnk.hf.serve.latency import measure
 
 TARGETS = {0.5: (86.7, 0.945), 0.25: (86.5, 0.885), 0.125: (85.9, 0.83)}  # Spearman and cosine, MiniLM, STS-B
 INPUTS = ("input_ids", "attention_mask")
@@ -178,13 +177,10 @@ class Last(nn.Module):
 
 def latency(original: States, rival: States, batch: Batch, rounds: int) -> float:
     """Median processor time of the rival over that of the original, on one thread, in turns."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     with torch.no_grad():
-        runs = [lambda forward=forward: forward(batch) for forward in (original, rival)]
-        times = turns(runs, least=rounds, most=rounds, clock=time.process_time)
-    torch.set_num_threads(threads)
-    return statistics.median(times[1]) / statistics.median(times[0])
+        runs = {"original": lambda: original(batch), "rival": lambda: rival(batch)}
+        seconds = measure(runs, "one batch", threads=1, least=rounds, most=rounds).seconds
+    return seconds["rival"] / seconds["original"]
 
 
 def contenders(keeps: tuple[float, ...]) -> Iterator[tuple[str, float, Callable[[Any, Task, float], None], bool]]:

@@ -3,18 +3,17 @@
     python benchmarks/layers.py [--quick] [--out FILE]
 
 The layers map 8192 tokens from d = 768 to 3072 outputs. The three contenders take turns in one run, and the figures are
-ratios of median times.
+medians of their ratios.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from snnk import URF, SNNKLinear
 from snnk.experiments.lab.records import Results
+from snnk.hf.serve.latency import measure
 
 HAND_BOUND, DENSE_BOUND, DENSE_AT = 1.1, 0.3, 16
 
@@ -79,18 +79,12 @@ def main() -> int:
                     "hand": hand_written(layer),
                     "dense": dense,
                 }
-                times: dict[str, list[float]] = {key: [] for key in contenders}
                 with torch.no_grad():
                     if not torch.allclose(layer(x), contenders["hand"](x), atol=1e-3):
                         raise RuntimeError("the hand-written code computes something else")
-                    keys = list(contenders)
-                    for turn in range(config.rounds):
-                        # rotated, as the order decides whose output finds memory that is already mapped
-                        for key in keys[turn % 3 :] + keys[: turn % 3]:
-                            start = time.perf_counter()
-                            contenders[key](x)
-                            times[key].append(time.perf_counter() - start)
-                median = {key: statistics.median(values) for key, values in times.items()}
+                    runs = {key: partial(run, x) for key, run in contenders.items()}
+                    rows = f"{config.tokens} rows"
+                    median = measure(runs, rows, clock="wall", least=config.rounds, most=config.rounds).seconds
                 row = results.add(
                     {
                         "map": name,

@@ -12,7 +12,28 @@ import torch
 
 import snnk
 
-PACKAGES = ("numpy", "scipy", "transformers", "peft", "accelerate", "scikit-learn", "scikit-image")
+PACKAGES = (
+    *(
+        "numpy",
+        "scipy",
+        "transformers",
+        "peft",
+        "accelerate",
+        "scikit-learn",
+        "scikit-image",
+        "onnxruntime",
+        "openvino",
+    ),
+    *("nncf",),
+)
+INSTRUCTIONS = {  # names as in /proc/cpuinfo, without underscores
+    "AVX2": {"avx2"},
+    "AVX-512": {"avx512f"},
+    "VNNI": {"avx512vnni", "avxvnni"},
+    "AMX": {"amxtile"},
+    "bf16": {"avx512bf16", "amxbf16", "bf16"},
+    "i8mm": {"i8mm"},
+}
 
 
 def environment() -> dict[str, str]:
@@ -32,8 +53,28 @@ def environment() -> dict[str, str]:
         "processor": _processor(),
         # ATEN_CPU_CAPABILITY, or the best of the processor. Results of different instruction sets differ by rounding.
         "capability": torch.backends.cpu.get_cpu_capability(),
+        "instructions": instructions(),  # of the processor, whatever torch uses
         "threads": str(torch.get_num_threads()),
     }
+
+
+def instructions() -> str:
+    """Return which instruction sets for fast inference the processor has, such as "AVX2, AVX-512, VNNI".
+
+    Example:
+        >>> instructions() in ("unknown", "none") or "i8mm" in INSTRUCTIONS
+        True
+    """
+    flags: set[str] = set()
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        line = next((line for line in file if line.startswith(("flags", "Features"))), "")
+        flags = set(line.partition(":")[2].split())
+    if not flags and hasattr(torch.cpu, "get_capabilities"):
+        flags = {name for name, there in torch.cpu.get_capabilities().items() if there is True}
+    if not flags:
+        return "unknown"
+    flags = {flag.replace("_", "") for flag in flags}
+    return ", ".join(name for name, own in INSTRUCTIONS.items() if own & flags) or "none"
 
 
 def available_memory() -> int | None:

@@ -109,7 +109,7 @@ def test_latency_is_processor_time_of_one_thread(monkeypatch):
         return forward
 
     config = replace(bundled_latency.QUICK, rounds=3)
-    monkeypatch.setattr(bundled_latency.time, "process_time", lambda: clock[0])
+    monkeypatch.setattr("time.process_time", lambda: clock[0])
     assert bundled_latency._seconds([model("a", 3.0), model("b", 2.0)], {"x": 1}, config) == [[3.0] * 3, [2.0] * 3]
     assert "".join(name for name, *_ in calls) == "abbaabba"[: len(calls)] and len(calls) == 8
     assert {call[1:3] for call in calls} == {(1, False)} and calls[0][3] == {"x": 1}

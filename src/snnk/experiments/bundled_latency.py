@@ -11,7 +11,6 @@ not count activation functions, of which there are fewer too.
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
@@ -93,15 +92,11 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
 @torch.no_grad()
 def _seconds(models: list[PreTrainedModel], inputs: dict[str, Tensor], config: Config) -> list[list[float]]:
     """Processor time per model and turn."""
-    from snnk.hf.cost import turns
+    from snnk.hf.serve.latency import measure
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(config.threads)
-    try:
-        runs = [lambda model=model: model(**inputs) for model in models]
-        return turns(runs, least=config.rounds, most=config.rounds, clock=time.process_time)
-    finally:
-        torch.set_num_threads(threads)
+    runs = {str(i): lambda model=model: model(**inputs) for i, model in enumerate(models)}
+    found = measure(runs, "one batch", threads=config.threads, least=config.rounds, most=config.rounds)
+    return list(found.times["processor"].values())
 
 
 def _ratios(row: Row) -> tuple[list[float], float]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,7 +25,6 @@ from snnk.hf.cost import (
     by_storage,
     count_forward,
     counting_mode,
-    in_turns,
     outside_state_dict,
     stored,
     tied_names,
@@ -37,6 +35,7 @@ from snnk.hf.model_blocks import FFN, Attention, ModelBlock
 from snnk.hf.models import class_of, example_inputs, load_model, read_config, refuse_sizes
 from snnk.hf.quantizer import SNNKQuantizer
 from snnk.hf.replace import METHOD, SNNKQuantizationConfig
+from snnk.hf.serve.latency import clock_of, measure, run_torch
 
 UNITS = {"input_ids": "token", "pixel_values": "image", "input_features": "sound"}  # by the name of the first input
 FIGURES = {  # attributes of Audit that are compared with those of the original
@@ -266,15 +265,12 @@ def _header(file: Path) -> list[tuple[str, int, int]]:
 
 def _latency(models: list[PreTrainedModel], tokens: tuple[int, int], rounds: int) -> list[float]:
     """Seconds per batch of each model, the original last."""
-
-    def forward(model: PreTrainedModel) -> Callable[[], float]:
-        inputs = {name: x.to(model.device) for name, x in example_inputs(model, tokens).items()}
-        return lambda: float(model(**inputs)[0].flatten()[0])  # waits for an accelerator
-
     with ExitStack() as modes:
         for model in models:
             modes.enter_context(counting_mode(model))
-        return in_turns([forward(model) for model in models[::-1]], least=rounds, most=rounds)[0][::-1]
+        runs = {str(i): run_torch(model, example_inputs(model, tokens)) for i, model in enumerate(models[::-1])}
+        found = measure(runs, "x".join(map(str, tokens)), clock=clock_of(models[0]), least=rounds, most=rounds)
+        return list(found.seconds.values())[::-1]
 
 
 def _blocks(model: PreTrainedModel) -> tuple[list[ModelBlock], str]:

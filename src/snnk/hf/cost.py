@@ -1,11 +1,8 @@
-"""The cost of a model: multiply-adds and time of a forward pass, and tensors that are stored, shared or left out."""
+"""The cost of a model: multiply-adds of a forward pass, and tensors that are stored, shared or left out."""
 
 from __future__ import annotations
 
-import math
-import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,64 +37,6 @@ def stored(model: nn.Module) -> dict[str, Tensor]:
         ['0.weight', '0.bias']
     """
     return {names[0]: tensor for names, tensor in by_storage(model)}
-
-
-def in_turns(
-    runs: Sequence[Callable[[], Any]],
-    *,
-    least: int = 3,
-    most: int = 25,
-    seconds: float = math.inf,
-    clock: Callable[[], float] | None = None,
-) -> tuple[list[float], int]:
-    """Seconds that each run takes, and the number of rounds; the runs take turns in being first.
-
-    The time of the first run is its median. The time of another is that median times the median ratio of the two within
-    a round: both met the same load there, and so the ratio of two returned times is a measured one.
-
-    Args:
-        runs: called in turn; each must wait for its accelerator.
-        least, most: numbers of rounds, after one that warms up.
-        seconds: after this time no further round begins, once there are `least`.
-        clock: by which the runs are timed. Default: time.perf_counter.
-
-    Example:
-        >>> times, rounds = in_turns([lambda: sum(range(1000)), lambda: sum(range(10))], most=5)
-        >>> rounds, len(times), min(times) > 0
-        (5, 2, True)
-    """
-    times = turns(runs, least=least, most=most, seconds=seconds, clock=clock or time.perf_counter)
-    first = statistics.median(times[0])
-    ratios = [statistics.median(b / a for a, b in zip(times[0], other, strict=True)) for other in times]
-    return [first * ratio for ratio in ratios], len(times[0])
-
-
-def turns(
-    runs: Sequence[Callable[[], Any]],
-    *,
-    least: int,
-    most: int,
-    clock: Callable[[], float],
-    seconds: float = math.inf,
-) -> list[list[float]]:
-    """The seconds of each run in each round, by a clock: the measurements behind `in_turns`.
-
-    Example:
-        >>> [len(times) for times in turns([lambda: None, lambda: None], least=2, most=2, clock=time.process_time)]
-        [2, 2]
-    """
-    times: list[list[float]] = [[] for _ in runs]
-    start = time.perf_counter()
-    for turn in range(-1, most):  # round -1 warms up
-        order = range(len(runs))
-        for i in order if turn % 2 else reversed(order):
-            began = clock()
-            runs[i]()
-            if turn >= 0:
-                times[i].append(clock() - began)
-        if turn + 1 >= least and time.perf_counter() - start > seconds:
-            break
-    return times
 
 
 @contextmanager

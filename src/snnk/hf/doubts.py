@@ -136,15 +136,39 @@ def busy(waited: float, threads: int) -> str | None:
 
     Example:
         >>> busy(0.5, 2)  # doctest: +ELLIPSIS
-        'the process waited for 50 % of the time in which times of blocks were measured: ...'
-        >>> busy(0.5, 1) is None, busy(0.1, 2) is None
-        (True, True)
+        'the process waited for 50 % of the time in which times were measured: other programs used the processor, ...'
+        >>> busy(0.5, 1)  # doctest: +ELLIPSIS
+        'the process waited ... programs used the processor. Its own processor time does not count the waiting, but...'
+        >>> busy(0.1, 2) is None
+        True
     """
-    if threads == 1 or waited <= BUSY:
+    if waited <= BUSY:
+        return None
+    found = (
+        f"the process waited for {100 * waited:.0f} % of the time in which times were measured: other programs used "
+    )
+    if threads == 1:
+        return (
+            f"{found}the processor. Its own processor time does not count the waiting, but caches are shared, and wall "
+            "times are longer than on an idle machine"
+        )
+    return f"{found}the processor, and the latency on an idle machine is another one; measure again when it is idle"
+
+
+def unsteady(spread: float, wanted: float) -> str | None:
+    """Times that differ from round to round.
+
+    Example:
+        >>> unsteady(0.05, 0.01)  # doctest: +ELLIPSIS
+        'times are known within 5.0 % (standard error) and not within 1.0 %, as they differ from round to round; ...'
+        >>> unsteady(0.01, 0.01) is None
+        True
+    """
+    if spread <= wanted:
         return None
     return (
-        f"the process waited for {100 * waited:.0f} % of the time in which times of blocks were measured: other "
-        "programs used the processor, and the latency on an idle machine is another one; measure again when it is idle"
+        f"times are known within {100 * spread:.1f} % (standard error) and not within {100 * wanted:.1f} %, as they "
+        "differ from round to round; allow more rounds, or measure when the machine is idle"
     )
 
 

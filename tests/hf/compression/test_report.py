@@ -15,7 +15,6 @@ from snnk.hf.compression.agreement import measure
 from snnk.hf.compression.page import bars, curve, html
 from snnk.hf.compression.report import headline, latency, model_card
 from snnk.hf.compression.stages import Recovery
-from snnk.hf.cost import in_turns
 
 from helpers.compression import TINY, check_page
 
@@ -158,18 +157,6 @@ def test_page_and_card_explain_the_format(stored):
         card, page = model_card(report), " ".join(check_page(html(report)).texts)
         assert f"{sentence} ({reason}): " in card and ("import snnk.hf" in card) == (name == "snnk")
         assert f"{name}: {reason}" in page
-
-
-def test_seconds_and_speedup_are_one_measurement(monkeypatch):
-    """Medians of 2 and 3 s, where one is as often faster as slower: what is reported says the second."""
-    spent = iter([1, 1, 6, 2, 9, 3, 1, 1])  # a warm-up; 2 : 6, 9 : 3, 1 : 1, in turns
-    clock = [0.0]
-
-    def run():
-        clock[0] += next(spent)
-
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    assert in_turns([run, run], most=3) == ([2.0, 2.0], 3)
 
 
 def test_latency_takes_turns():

@@ -15,12 +15,19 @@ import transformers
 from snnk.hf import plan
 from snnk.hf.compression import timing
 from snnk.hf.compression.times import Time, TimedBlocks, Timings
-from snnk.hf.compression.timing import compare, measure_times, replace_as_planned, run_onnxruntime, run_torch
+from snnk.hf.compression.timing import compare, measure_times, replace_as_planned, run_onnxruntime
 from snnk.hf.finding import find_blocks
 from snnk.hf.models import example_inputs
+from snnk.hf.serve.latency import Latency, run_torch
 
 from helpers.architectures import make, towers
 from helpers.compression import made_up_timings, work_of
+
+
+def made_up_latency(runs, inputs, scale=1.0, **_):
+    """A run takes as many seconds as it returns, or one with a scale of 0."""
+    times = {name: [scale * run() if scale else 1.0 + 0 * run()] for name, run in runs.items()}
+    return Latency(inputs, "processor", 1, 0.0, {"processor": times})
 
 
 @pytest.fixture
@@ -34,7 +41,7 @@ def counted(monkeypatch):
         return lambda: 1e-9 * work
 
     monkeypatch.setitem(timing.RUNTIMES, "torch", run)
-    monkeypatch.setattr(timing, "in_turns", lambda runs, **_: ([run() for run in runs], 3))
+    monkeypatch.setattr(timing, "measure", made_up_latency)
     return made
 
 
@@ -127,18 +134,6 @@ def test_timings_name_what_was_measured(counted, model, tokens, wanted):
     assert Timings.from_dict(stored) == replace(timings, inputs="")
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_waiting_is_that_of_the_thread_that_waited_longest(counted, monkeypatch, threads):
-    """Two threads at work take up to two seconds of processor time per second, so that this shows no waiting."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    for waits, wanted in (([{"1": 1.0}, {"1": 2.0, "2": 4.0}], 0.4), ([{}, {}], 0.1 if threads == 1 else 0.0)):
-        clocks = {"perf_counter": iter([0.0, 10.0]), "process_time": iter([0.0, 9.0 * threads])}
-        for name, times in clocks.items():
-            monkeypatch.setattr(timing.time, name, partial(next, times))
-        monkeypatch.setattr(timing, "_waiting", partial(next, iter(waits)))
-        assert measure_times(make("bert")).waited == pytest.approx(wanted)
-
-
 @pytest.mark.parametrize("name", ["BertForMultipleChoice", "BertForQuestionAnswering", "GPT2LMHeadModel"])
 def test_models_with_heads_are_run(name, monkeypatch):
     """Both models are run on the batch that was asked for, once to warm up and once per round, in turns."""
@@ -169,7 +164,8 @@ def test_random_features_are_measured_as_such(counted, kind):
 @pytest.mark.parametrize("row", ["bert", "llama", "gpt2", "vit", "t5", "modernbert", "deberta-v2"])
 def test_every_choice_runs(monkeypatch, row):
     """Real runs, one each."""
-    monkeypatch.setattr(timing, "in_turns", lambda runs, **_: ([1.0 + 0 * run() for run in runs], 1))
+    ones = partial(made_up_latency, scale=0.0)
+    monkeypatch.setattr(timing, "measure", ones)
     timings = measure_times(make(row), tokens=(2, 5))
     assert timings.seconds == 1 and 0 <= timings.waited <= 1
     for group in timings.groups:

@@ -18,12 +18,13 @@ from snnk._text import markdown, printable
 from snnk.hf.compression import figures
 from snnk.hf.compression.plans import describe
 from snnk.hf.compression.stages import Recovery
-from snnk.hf.cost import counting_mode, in_turns
+from snnk.hf.cost import counting_mode
 from snnk.hf.model_blocks import KEPT
-from snnk.hf.models import Batch, place
+from snnk.hf.models import Batch
+from snnk.hf.serve.latency import clock_of, measure, run_torch
 
 FORMAT = "snnk.CompressReport/1"
-SECONDS = 4.0  # approximate duration of the measurement of latency
+SECONDS, ROUNDS = 4.0, 25  # of the measurement of latency, at most
 IMPORT = "import snnk.hf  # pip install 'snnk[hf]'; without it transformers refuses\n"
 CARRIED = ("license", "license_name", "license_link", "language", "pipeline_tag")  # from the original's card
 
@@ -31,7 +32,7 @@ CARRIED = ("license", "license_name", "license_link", "language", "pipeline_tag"
 def latency(
     original: PreTrainedModel, compressed: PreTrainedModel, batches: Sequence[Batch], *, seconds: float | None = None
 ) -> dict[str, Any]:
-    """Seconds of two models for the same batches, measured in turns by `in_turns` for `seconds` (default: SECONDS).
+    """Seconds of two models for the same batches, measured in turns for `seconds` at most (default: SECONDS).
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -43,22 +44,26 @@ def latency(
     chosen = batches[:: max(1, len(batches) // 4)][:4]
 
     def forward(model: PreTrainedModel) -> Callable[[], None]:
+        runs = [run_torch(model, batch) for batch in chosen]
+
         def run() -> None:
-            for batch in chosen:
-                float(model(**place(batch, model))[0].flatten()[0])  # waits for an accelerator
+            for each in runs:
+                each()
 
         return run
 
     most = SECONDS if seconds is None else seconds
     with counting_mode(original), counting_mode(compressed), torch.inference_mode():
-        (before, after), rounds = in_turns([forward(original), forward(compressed)], seconds=most)
+        runs = {"original": forward(original), "compressed": forward(compressed)}
+        found = measure(runs, f"{len(chosen)} batches", clock=clock_of(original), seconds=most, most=ROUNDS)
+    before, after = found.seconds.values()
     return {
         "original_seconds": before,
         "compressed_seconds": after,
         "speedup": before / after,
-        "rounds": rounds,
+        "rounds": found.rounds,
         "batches": len(chosen),
-        "threads": torch.get_num_threads(),
+        "threads": found.threads,
     }
 
 

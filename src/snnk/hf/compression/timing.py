@@ -4,9 +4,7 @@ How long a block takes does not follow from its multiply-adds: it depends on the
 on what the rest of the model leaves in the caches. So the whole model is run: in a copy that shares its weights, all
 blocks of one shape become one size, filled with random numbers, and the copy and the model take turns. No block has to
 be fitted, and the table of times.py has a few rows for each shape of block.
-
-With one thread on the processor, times are those for which the process ran, so that they hold on a machine that is busy
-with other work, too. Otherwise there is only the clock on the wall.
+serve/latency.py has the clocks.
 """
 
 from __future__ import annotations
@@ -15,10 +13,9 @@ import copy
 import logging
 import statistics
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,26 +27,22 @@ from snnk import _checks
 from snnk._environment import environment
 from snnk.hf.compression.plans import BlockPlan, option, width_of
 from snnk.hf.compression.times import Time, TimedBlocks, Timings, check_tokens
-from snnk.hf.cost import counting_mode, in_turns
+from snnk.hf.cost import counting_mode
 from snnk.hf.finding import find_blocks
 from snnk.hf.low_rank import LowRank, replace_attention_
 from snnk.hf.model_blocks import FFN, KEPT, Attention, ModelBlock
-from snnk.hf.models import Batch, example_inputs, place, without_gguf_
+from snnk.hf.models import Batch, example_inputs, without_gguf_
 from snnk.hf.replace import LOW_RANK, Replacement, replace_
+from snnk.hf.serve.latency import Latency, Run, clock_of, measure, run_torch, watch
 from snnk.maps import RANDOM_MAPS, make_feature_map
 
 TOKENS = (1, 32)  # one short text
 MOST_TOKENS = 2**20  # of a batch that a file asks for
-SECONDS, ROUNDS = 2.0, 100  # approximate duration of one measurement, and rounds at most
-Runner = Callable[[nn.Module, Batch], Callable[[], Any]]  # a function that runs a model once on a batch, and waits
+SECONDS, ROUNDS, SPREAD = 2.0, 100, 0.002  # of one measurement: duration, rounds at most, and when to stop early
+Runner = Callable[[nn.Module, Batch], Run]
 
 
-def run_torch(model: nn.Module, batch: Batch) -> Callable[[], Any]:
-    inputs = place(batch, model)
-    return lambda: float(model(**inputs)[0].flatten()[0])  # waits for an accelerator
-
-
-def run_onnxruntime(model: nn.Module, batch: Batch) -> Callable[[], Any]:
+def run_onnxruntime(model: nn.Module, batch: Batch) -> Run:
     """The model as ONNX Runtime runs it on the processor, with as many threads as torch has."""
     try:
         import onnxruntime
@@ -165,13 +158,13 @@ def compare(models: Sequence[PreTrainedModel], *, tokens: tuple[int, int], runti
     with ExitStack() as stack:
         for model in models:
             stack.enter_context(counting_mode(model))
-        runs = [run(model, example_inputs(model, tokens)) for model in models]
-        return in_turns(runs, most=ROUNDS, seconds=SECONDS, clock=_clock(models[0]))[0]
+        batches = [example_inputs(model, tokens) for model in models]
+        runs = {str(i): run(model, batch) for i, (model, batch) in enumerate(zip(models, batches, strict=True))}
+        return list(_measure(runs, batches[0], models[0]).seconds.values())
 
 
-def _clock(model: nn.Module) -> Callable[[], float]:
-    alone = torch.get_num_threads() == 1 and next(model.parameters()).device.type == "cpu"
-    return time.process_time if alone else time.perf_counter
+def _measure(runs: dict[str, Run], batch: Batch, model: nn.Module) -> Latency:
+    return measure(runs, described(batch), clock=clock_of(model), most=ROUNDS, seconds=SECONDS, spread=SPREAD)
 
 
 class _Trial:
@@ -197,8 +190,8 @@ class _Trial:
             stack.enter_context(counting_mode(self.model))
             stack.enter_context(counting_mode(self.copy))
             self.whole = self.run(self.model, self.batch)
+            self.watched = stack.enter_context(watch())
             self.stack = stack.pop_all()
-        self.began = time.perf_counter(), time.process_time(), _waiting()
         return self
 
     def ratio(self, blocks: list[BlockPlan]) -> float:
@@ -211,28 +204,15 @@ class _Trial:
                     for parameter in (p for module in new.modules for p in module.parameters()):
                         # not zeros, as a runtime may store equal layers once
                         parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
-            runs = [self.whole, self.run(self.copy, self.batch)]
-            (first, second), _ = in_turns(runs, most=ROUNDS, seconds=SECONDS, clock=_clock(self.model))
+            runs = {"whole": self.whole, "changed": self.run(self.copy, self.batch)}
+            first, second = _measure(runs, self.batch, self.model).seconds.values()
         self.medians.append(first)
         return second / first
 
     def __exit__(self, *error: Any) -> None:
-        wall, processor = time.perf_counter() - self.began[0], time.process_time() - self.began[1]
-        waits = [seconds - self.began[2].get(thread, 0.0) for thread, seconds in _waiting().items()]
-        if not waits and torch.get_num_threads() == 1:  # the time of several threads may exceed that on the wall
-            waits = [wall - processor]
-        self.waited = min(1.0, max([0.0, *waits]) / max(wall, 1e-9))
-        self.seconds = statistics.median(self.medians) if self.medians else 0.0
         self.stack.close()
-
-
-def _waiting() -> dict[str, float]:
-    """The seconds for which each thread of this process was ready and waited for a processor; {} where unknown."""
-    found = {}
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        with suppress(OSError, ValueError, IndexError):  # a thread may end
-            found[path.parent.name] = int(path.read_text().split()[1]) / 1e9
-    return found
+        self.waited = self.watched.waited
+        self.seconds = statistics.median(self.medians) if self.medians else 0.0
 
 
 def replace_as_planned(block: ModelBlock, planned: BlockPlan) -> Replacement | LowRank | None:
