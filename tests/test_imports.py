@@ -60,7 +60,7 @@ PUBLIC = {
     },
     "snnk.sklearn": {"SNNKFeatures", "SNNKRegressor", "SNNKClassifier"},
     "snnk.peft": {"SNNKConfig", "fit_directions_", "to_lora"},
-    "snnk.finetune": {"finetune", "FinetuneConfig", "load", "METHODS"},
+    "snnk.finetune": {"finetune", "FinetuneConfig", "load", "predict", "METHODS"},
 }
 
 

@@ -5,12 +5,17 @@ Such text is data. On a terminal it sends no escape sequence, and in a model car
 
 from __future__ import annotations
 
+import csv
 import re
 import unicodedata
+from collections.abc import Iterable
 from html import escape
+from typing import Any, Literal
 
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, marks that reorder text, halves of characters, line ends
 LONGEST = 4000  # characters of an error message
+# A cell that begins like this is a formula to a spreadsheet (OWASP, "CSV Injection"), unless it is a plain number.
+FORMULA, NUMBER = re.compile(r"[=+\-@\t\r\n]"), re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 
 
 def printable(text: object, *, lines: bool = False) -> str:
@@ -72,3 +77,19 @@ def code(text: object) -> str:
     found = printable(_joined(text)) or " "
     fence = "`" * (max(map(len, re.findall("`+", found)), default=0) + 1)
     return f"{fence}{found}{fence}" if len(fence) == 1 else f"{fence} {found} {fence}"
+
+
+def cell(value: Any) -> Any:
+    """Return a value for a cell of a CSV file: a string that a spreadsheet would run begins with an apostrophe.
+
+    Example:
+        >>> cell("=1+1"), cell("-1.5"), cell(2)
+        ("'=1+1", '-1.5', 2)
+    """
+    formula = isinstance(value, str) and FORMULA.match(value) and not NUMBER.fullmatch(value)
+    return f"'{value}" if formula else value
+
+
+def quoting(names: Iterable[str]) -> Literal[0, 1]:
+    """Return the quoting of csv for cells with these names: some spreadsheets cut cells without quotes at ; and tab."""
+    return csv.QUOTE_ALL if any(mark in name for name in names for mark in ";\t") else csv.QUOTE_MINIMAL

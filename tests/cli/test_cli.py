@@ -18,7 +18,7 @@ TWINS = {
     "demo": (None, {"out"}),
     "finetune": ("snnk.finetune.FinetuneConfig", {"features", "classification", "resume"}),
     "fit": ("snnk.tabular.FitConfig", {"data", "out", "features", "double", "checkpoint_seconds"}),
-    "predict": ("snnk.tabular.TableModel.write_predictions", {"model", "data", "out"}),
+    "predict": ("snnk.finetune.predict", {"missing"}),
     "audit": ("snnk.hf.audit", {"json_file"}),
     "estimate": ("snnk.experiments.lab.estimate.Config", {"out"}),
     "reproduce": ("snnk.experiments.lab.runs.reproduce", {"everything", "show", "page"}),

@@ -1,4 +1,9 @@
 import pytest
+import torch
+import transformers
+
+from helpers.texts import save
+from helpers.tuning import TINY
 
 
 @pytest.fixture
@@ -32,3 +37,23 @@ def test_the_score_is_shown_if_the_table_has_the_target(run, model, tmp_path):
     header, *found = (tmp_path / "p.csv").read_text().split()
     right = sum(int(value) == i % 3 for i, value in enumerate(found))
     assert code == 0 and header == "predicted_y" and f"60 predictions, accuracy {right / 60:.4f}" in out
+
+
+def test_a_classifier_of_transformers_is_told_from_a_model_of_fit(run, model, tmp_path):
+    torch.manual_seed(0)
+    save(transformers.BertForSequenceClassification(transformers.BertConfig(**TINY)), tmp_path / "bert")
+    (tmp_path / "rows.csv").write_text("id,text\n1,w1 w2\n2,w3\n")
+    args = tmp_path / "rows.csv", "--key", "id"
+    code, out, _ = run("predict", tmp_path / "bert", *args, "--out", tmp_path / "p.jsonl")
+    assert code == 0 and "2 predictions" in out and len((tmp_path / "p.jsonl").read_text().splitlines()) == 2
+    for folder, options, message in [
+        (model, ("--out", tmp_path / "q.csv"), "is no model of texts or images; leave out --key"),
+        (tmp_path / "bert", ("--missing", "drop", "--out", tmp_path / "q.csv"), "--missing is for models of snnk fit"),
+        (tmp_path / "none", ("--out", tmp_path / "q.csv"), "none is no folder and cannot be the name of a model"),
+    ]:
+        code, _, err = run("predict", folder, *args, *options)
+        assert code == 2 and message in err
+    code, _, err = run("predict", model, tmp_path / "t.csv", "--out", tmp_path / "q.parquet")
+    assert code == 2 and "are written as .csv" in err
+    code, _, err = run("predict", tmp_path, tmp_path / "t.csv", "--out", tmp_path / "q.csv")
+    assert code == 2 and "holds no model of snnk fit" in err

@@ -124,7 +124,7 @@ class Labels:
         if regression:
             return cls(None)
         names = sorted(
-            {_name(v) for v in values}, key=lambda n: (not _is_integer(n), int(n) if _is_integer(n) else 0, n)
+            {class_name(v) for v in values}, key=lambda n: (not _is_integer(n), int(n) if _is_integer(n) else 0, n)
         )
         if len(names) < 2:
             raise ValueError(f"all labels of {source} are {names[0]!r}; at least two classes are needed")
@@ -143,13 +143,13 @@ class Labels:
                 raise ValueError(f"labels of {source} must be finite numbers; got {', '.join(list(wrong)[:5])}")
             return torch.tensor([as_number(v) for v in values], dtype=torch.float32)
         index = {name: i for i, name in enumerate(self.names)}
-        unknown = Counter(_name(v) for v in values if _name(v) not in index)
+        unknown = Counter(class_name(v) for v in values if class_name(v) not in index)
         if unknown:
             raise ValueError(
                 f"{source} has the labels {', '.join(list(unknown)[:5])}, which are not in the training data: "
                 f"{', '.join(self.names[:20])}"
             )
-        return torch.tensor([index[_name(v)] for v in values])
+        return torch.tensor([index[class_name(v)] for v in values])
 
 
 def as_number(value: Any) -> float | None:
@@ -161,7 +161,8 @@ def as_number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _name(value: Any) -> str:
+def class_name(value: Any) -> str:
+    """The name of a class that a label stands for."""
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 

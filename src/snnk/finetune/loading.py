@@ -25,6 +25,8 @@ from snnk.hf.data import pad_id
 from snnk.hf.folders import find_folder, refuse_unsafe, some
 from snnk.hf.models import POSITIONS_FROM_PADDING, Loaded, load_model, load_processor, quiet, refuse_nan
 
+FORMAT = "snnk.Finetune/1"
+
 
 @quiet()
 def load(folder: str | Path, *, base: str | Path | None = None) -> tuple[Any, Any]:
@@ -107,6 +109,13 @@ def bits(parameter: Tensor) -> tuple[int, int]:
 def place_from(folder: Path, base: str) -> str | None:
     """The place of a local base model relative to a folder, as metrics.json has it; None for a name on the hub."""
     return Path(os.path.relpath(Path(base).resolve(), folder.resolve())).as_posix() if Path(base).is_dir() else None
+
+
+def is_tuned(folder: Path) -> bool:
+    """Whether `finetune` wrote a folder."""
+    file = folder / "metrics.json"
+    found = _io.read_json(file, "a file of snnk finetune") if file.is_file() else None
+    return isinstance(found, dict) and found.get("format") == FORMAT
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:

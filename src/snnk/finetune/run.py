@@ -26,7 +26,7 @@ from snnk.finetune.card import model_card
 from snnk.finetune.config import FinetuneConfig
 from snnk.finetune.data import Data
 from snnk.finetune.inputs import Inputs, is_images, read
-from snnk.finetune.loading import bits, fingerprint, load_base, place_from, set_padding
+from snnk.finetune.loading import FORMAT, bits, fingerprint, load_base, place_from, set_padding
 from snnk.finetune.methods import METHODS, Method, Setup, nothing
 from snnk.finetune.pooling import MeanPooled
 from snnk.finetune.trainer import Progress, Trained, evaluate, peak_memory, train
@@ -35,7 +35,6 @@ from snnk.hf.classify.poolers import HeadReport
 from snnk.hf.folders import find_folder, find_transformer
 from snnk.hf.models import load_processor, quiet
 
-FORMAT = "snnk.Finetune/1"
 LARGE = 50_000  # rows from which on a data set is large, for the settings of a method
 FIT_ROWS = 20_000  # most rows for a closed form
 START_ROWS, PER_FEATURE = 2000, 5  # rows, or rows per feature if that is more, for a closed form that training improves

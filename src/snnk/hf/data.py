@@ -213,14 +213,24 @@ def _reading_arrow(path: Path) -> Iterator[tuple[Any, Any]]:
 def arrow_columns(source: str | Path) -> dict[str, bool]:
     """The columns of a table of Arrow, and whether its schema says that they are strings; {} for all other sources."""
     path = Path(source)
-    if not _is_arrow(path) or not path.is_file():
+    schema, _ = arrow_schema(path)
+    if schema is None:
         return {}
-    with _reading_arrow(path) as (pa, pq):
-        is_parquet = ARROW[file_format(path)[0]] == "Parquet"
-        schema = pq.ParquetFile(path).schema_arrow if is_parquet else pa.ipc.open_file(path).schema
+    with _reading_arrow(path) as (pa, _):
         types = {field.name: field.type for field in schema}
         plain = {name: kind.value_type if pa.types.is_dictionary(kind) else kind for name, kind in types.items()}
         return {name: kind in (pa.string(), pa.large_string(), pa.string_view()) for name, kind in plain.items()}
+
+
+def arrow_schema(path: Path) -> tuple[Any, int]:
+    """The schema of a table of Arrow and the number of its rows, or 0 if that is unknown; (None, 0) for other files."""
+    if not _is_arrow(path) or not path.is_file():
+        return None, 0
+    with _reading_arrow(path) as (pa, pq):
+        if ARROW[file_format(path)[0]] == "Parquet":
+            file = pq.ParquetFile(path)
+            return file.schema_arrow, file.metadata.num_rows
+        return pa.ipc.open_file(path).schema, 0
 
 
 def _arrow_rows(path: Path, only: Sequence[str] | None, at_once: int) -> Iterator[dict[str, Any]]:

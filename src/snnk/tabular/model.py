@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import math
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from snnk import _checks, _io
+from snnk._text import cell, quoting
 from snnk.maps import FeatureMap
 from snnk.tabular.columns import MISSING, Column, Columns, read_column
 from snnk.tabular.config import FitConfig
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 FORMAT = "snnk.TableModel 1"
 LARGEST_TARGET = 1e150  # in units of the target; the squares of larger numbers overflow when they are added
-# A cell that begins like this is a formula to a spreadsheet (OWASP, "CSV Injection"), unless it is a plain number.
-FORMULA, NUMBER = re.compile(r"[=+\-@\t\r\n]"), re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 ROWS = 2048  # number of rows whose features are held at once, few enough for memory that the allocator keeps
 
 
@@ -116,12 +114,10 @@ class TableModel:
         names = [c.name for c in (*self.columns.inputs, target) if c.name in table.names]
         rows, score, unseen = 0, _Score(target), Counter[str]()
         with _io.replacing(path) as temporary, temporary.open("w", newline="") as file:
-            # Some spreadsheets cut lines at semicolons and tabs, unless there are quotes around the cell.
-            cut = any(mark in name for name in (target.name, *(target.categories or ())) for mark in ";\t")
-            writer = csv.writer(file, quoting=csv.QUOTE_ALL if cut else csv.QUOTE_MINIMAL)
+            writer = csv.writer(file, quoting=quoting((target.name, *(target.categories or ()))))
             writer.writerow([f"predicted_{target.name}"])
             for part in self._predict(table, names, missing, unseen):
-                found = iter(_cell(name) for name in self._named(part.outputs))
+                found = iter(cell(name) for name in self._named(part.outputs))
                 writer.writerows([next(found)] if kept else [""] for kept in part.keep.tolist())
                 rows += len(part.outputs)
                 if target.name in names:
@@ -247,9 +243,3 @@ class _Score:
             return {"accuracy": loss / n}
         variation = squares - total**2 / n
         return {"R2": 1 - loss / variation if variation else 0.0}
-
-
-def _cell(value: Any) -> Any:
-    """A prediction as a cell of a CSV file; see `write_predictions`."""
-    formula = isinstance(value, str) and FORMULA.match(value) and not NUMBER.fullmatch(value)
-    return f"'{value}" if formula else value

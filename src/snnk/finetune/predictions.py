@@ -1,0 +1,445 @@
+"""`predict`: the classes, numbers or scores that a model gives to the rows of a file, written to a new file.
+
+Rows are read, run and written in parts of PART rows, so that the memory does not depend on the length of the file. The
+rows of a part are run in batches of similar length, and written in their own order.
+
+| model | columns of the output |
+|---|---|
+| classes, of which one holds | `predicted_<label>`, and one `probability_<class>` per class (softmax) |
+| classes, of which several may hold | one `probability_<class>` per class (sigmoid) |
+| a number (`snnk finetune` on numbers) | `predicted_<label>` |
+| one output of any other model, such as a reranker | `score`, which is that of sentence-transformers' CrossEncoder |
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from snnk import _checks, _io
+from snnk._text import cell, quoting
+from snnk.finetune.data import as_number, class_name
+from snnk.finetune.loading import is_tuned, load, read_metrics
+from snnk.hf.data import (
+    HEAD,
+    arrow_schema,
+    as_columns,
+    find_images,
+    pad_texts,
+    read_images,
+    read_rows,
+    text_column,
+    tokenize,
+)
+from snnk.hf.folders import find_folder, find_transformer, is_cross_encoder
+from snnk.hf.models import class_of, load_model, load_processor, place, quiet, read_config, reads_pairs, token_limit
+
+FORMATS = (".csv", ".jsonl", ".parquet")
+PART = 2048  # rows that are in memory together
+LONGEST = 512  # tokens per row, if neither model nor tokenizer has a limit
+TEXTS, IMAGES = "ForSequenceClassification", "ForImageClassification"  # endings of the classes of transformers
+# the outputs of a cross-encoder, by the class that its files name
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "torch.nn.modules.linear.Identity": lambda x: x,
+    "torch.nn.modules.activation.Sigmoid": torch.sigmoid,
+    "torch.nn.modules.activation.Tanh": torch.tanh,
+}
+Columns = dict[str, list[Any]]
+
+
+class RowPredictions(NamedTuple):
+    """The result of `predict`: the number of rows, and {"accuracy": ...} or {"R2": ...} if the rows have labels."""
+
+    rows: int
+    score: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model with what is needed to read rows and to name its outputs.
+
+    Args:
+        model, processor: in eval mode, and its tokenizer or image processor.
+        images: whether it reads images.
+        text, text_pair: columns of the texts; None for the first column of texts, and for no pairs.
+        pairs: whether the model reads pairs of texts for certain.
+        label: name of what is predicted; a column with this name has the true values.
+        names: classes; None if the output is a number.
+        activate: logits (n, classes) or (n, 1) -> probabilities, numbers or scores of the same shape.
+        several: whether several classes may hold.
+        scores: whether the number is a score that has no label.
+        max_length: tokens per row.
+        spare: of `read_rows`.
+    """
+
+    model: Any
+    processor: Any
+    images: bool
+    text: str | None
+    text_pair: str | None
+    pairs: bool
+    label: str
+    names: tuple[str, ...] | None
+    activate: Callable[[Tensor], Tensor]
+    several: bool = False
+    scores: bool = False
+    max_length: int = LONGEST
+    spare: bool = False
+
+    def columns(self, outputs: Tensor) -> Columns:
+        """The columns of the output for logits (n, classes) or (n, 1)."""
+        values = self.activate(outputs.double()).float().numpy()
+        shown = [[float(str(value)) for value in column] for column in values.T]  # as few digits as float32 needs
+        if self.names is None:
+            return {"score" if self.scores else f"predicted_{self.label}": shown[0]}
+        classes = {f"probability_{name}": column for name, column in zip(self.names, shown, strict=True)}
+        if self.several:
+            return classes
+        return {f"predicted_{self.label}": [self.names[i] for i in outputs.argmax(1).tolist()], **classes}
+
+    def run(self, inputs: Columns, batch_size: int, first: int, source: object) -> Tensor:
+        """Logits of the rows of a part, (n, classes) or (n, 1); `first` and `source` are for errors."""
+        if self.images:
+            rows: list[Any] = inputs["file"]
+            lengths, collate = [1] * len(rows), lambda part: read_images(part, self.processor)
+        else:
+            texts = [["" if text is None else str(text) for text in column] for column in inputs.values()]
+            rows = tokenize(self.processor, *texts, max_length=self.max_length)
+            lengths, collate = [len(row["input_ids"]) for row in rows], lambda part: pad_texts(part, self.processor)
+            if 0 in lengths:
+                raise ValueError(
+                    f"the text of row {first + lengths.index(0) + 1} of {source} has no tokens; leave it out"
+                )
+        order = sorted(range(len(rows)), key=lambda i: -lengths[i])
+        found = []
+        with torch.inference_mode():
+            for start in range(0, len(order), batch_size):
+                batch = collate([rows[i] for i in order[start : start + batch_size]])
+                found.append(self.model(**place(batch, self.model)).logits.float().cpu())
+        outputs = torch.empty_like(logits := torch.cat(found))
+        outputs[order] = logits
+        wrong = ~outputs.isfinite().all(1)
+        if bool(wrong.any()):
+            raise ValueError(f"the output for row {first + int(wrong.int().argmax()) + 1} of {source} is not finite")
+        return outputs
+
+
+@quiet()
+def predict(
+    model: str | Path,
+    data: str | Path,
+    *,
+    out: str | Path,
+    base: str | None = None,
+    text: str | None = None,
+    text_pair: str | None = None,
+    key: str | Sequence[str] = (),
+    batch_size: int = 32,
+    max_length: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> RowPredictions:
+    """Write the predictions of a classifier, a regression or a reranker for all rows of a file to a new file.
+
+    Args:
+        model: folder of `finetune`, of `snnk.hf.compress` or of a Hugging Face model with a head for classes, also a
+            cross-encoder of sentence-transformers; or a name on the hub.
+        data: .csv, .tsv, .jsonl (each also as .gz), .parquet, .arrow; or a folder of images.
+        out: new file, .csv, .jsonl or .parquet, with one line per row, in the same order. For images, its first column
+            is `file`.
+        base: of `load`, for an adapter.
+        text, text_pair: columns of the texts. Default: those of the training; otherwise the first column of texts, and
+            no second one.
+        key: columns that are copied into the output, as a list or with commas between them.
+        batch_size: rows that the model reads together.
+        max_length: tokens per row. Default: as in the training; otherwise the limit of the tokenizer and of the model.
+        progress: called with the rows that are done and the number of rows, or 0 if that is unknown.
+
+    Example:
+        >>> import tempfile
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+        >>> folder, words = Path(tempfile.mkdtemp()), {"[UNK]": 0, "one": 1, "two": 2}
+        >>> tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+        >>> tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder / "model")  # doctest: +ELLIPSIS
+        (...)
+        >>> sizes = dict(hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+        >>> BertForSequenceClassification(BertConfig(vocab_size=3, **sizes)).save_pretrained(folder / "model")
+        >>> _ = (folder / "rows.csv").write_text("id,text\\n7,one\\n8,two two\\n")
+        >>> predict(folder / "model", folder / "rows.csv", out=folder / "found.csv", key="id").rows
+        2
+        >>> (folder / "found.csv").read_text().splitlines()[0]
+        'id,predicted_label,probability_LABEL_0,probability_LABEL_1'
+    """
+    data, out = Path(data), Path(out)
+    keys = [name for name in (key.split(",") if isinstance(key, str) else key) if name]
+    _checks.positive_int(batch_size, "batch_size")
+    if out.suffix.lower() not in FORMATS:
+        raise ValueError(f"the output must end in {', '.join(FORMATS)}; got {out}")
+    _io.check_out(out)
+    if not out.absolute().parent.is_dir():
+        raise ValueError(f"there is no folder {out.parent} for {out.name}; make it, or name another")
+    if not data.exists():
+        raise FileNotFoundError(
+            f"no file or folder {data}; expected .csv, .tsv, .jsonl, .parquet or a folder of images"
+        )
+    predictor = open_model(model, base, text, text_pair, max_length)
+    if predictor.images != data.is_dir():
+        needed = "a folder of images" if predictor.images else "a file of texts"
+        raise ValueError(f"{model} reads {needed}; got {data}")
+    parts, total, types = _image_parts(data) if predictor.images else _text_parts(predictor, data, keys)
+    if torch.cuda.is_available():
+        predictor.model.to("cuda")
+    done, score = 0, _Score(predictor.names)
+    with ExitStack() as held:
+        write: Any = None
+        for inputs, kept, labels in parts:
+            outputs = predictor.run(inputs, batch_size, done, data)
+            found = predictor.columns(outputs)
+            if labels is not None and not predictor.several:
+                score.add(labels, next(iter(found.values())))
+            twice = sorted(kept.keys() & found.keys())
+            if twice:
+                raise ValueError(
+                    f"the output has a column {twice[0]!r} of its own; rename that of {data}, or leave it out"
+                )
+            if write is None:  # only now is it certain that the file and the model fit together
+                write = held.enter_context(_writing(out, types, predictor.names or ()))
+            write({**kept, **found})
+            done += len(outputs)
+            progress(done, total)
+        if write is None:
+            raise ValueError(f"{data} is empty: it has no rows")
+    return RowPredictions(done, score.result())
+
+
+def open_model(
+    model: str | Path, base: str | None, text: str | None, text_pair: str | None, max_length: int | None
+) -> Predictor:
+    """The model of a folder or of the hub, with the columns and the length that its training recorded, if any."""
+    if is_tuned(Path(model)):
+        facts = read_metrics(Path(model))
+        described = facts.get("data", {})
+        network, processor = load(model, base=base)
+        names = facts["labels"]
+        text, text_pair = text or described.get("text"), text_pair or described.get("text_pair")
+        most = max_length or facts["config"].get("max_length")
+        return Predictor(
+            *(network, processor, facts["images"], text, text_pair, text_pair is not None),
+            label=str(described.get("label") or "label"),
+            names=None if names is None else tuple(names),
+            activate=_same if names is None else _softmax,
+            max_length=_limit(network, processor, most),
+            spare=bool(described.get("task")),
+        )
+    if base is not None:
+        raise ValueError(f"base is for adapters of snnk finetune; {model} is none, leave out base {base}")
+    root = find_folder(str(model))
+    folder = root / find_transformer(root)
+    config: Any = read_config(folder)
+    kind = class_of(config)
+    named = "no class" if kind is None else kind.__name__
+    if kind is None or not named.endswith((TEXTS, IMAGES)):
+        raise ValueError(
+            f"{model} has {named} in its config.json, which has no head for classes; expected a class that ends in "
+            f"{TEXTS} or {IMAGES}, or a folder of snnk finetune or snnk fit"
+        )
+    images = named.endswith(IMAGES)
+    network = load_model(folder, dtype=torch.float32).model
+    processor = load_processor(folder, images, vocab_size=getattr(config, "vocab_size", None) or 0)
+    pairs = reads_pairs(config) or is_cross_encoder(root)
+    limit = _limit(network, processor, max_length)
+    opened = (network, processor, images, text, text_pair, pairs, "label")
+    if config.num_labels == 1:
+        number = config.problem_type == "regression" and not pairs
+        activate = _same if number else _activation(root, config)
+        return Predictor(*opened, None, activate, scores=not number, max_length=limit)
+    names = tuple(str(config.id2label[i]) for i in range(config.num_labels))
+    if len(set(names)) < len(names):
+        raise ValueError(f"{folder / 'config.json'} gives several classes one name; change its id2label")
+    several = config.problem_type == "multi_label_classification"
+    return Predictor(*opened, names, torch.sigmoid if several else _softmax, several, max_length=limit)
+
+
+def _same(logits: Tensor) -> Tensor:
+    return logits
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    return logits.softmax(-1)
+
+
+def _activation(folder: Path, config: Any) -> Callable[[Tensor], Tensor]:
+    """The function that sentence-transformers' CrossEncoder applies to the one output of a model."""
+    file = folder / "config_sentence_transformers.json"
+    found: Any = _io.read_json(file, "the settings of sentence-transformers") if file.is_file() else None
+    marks = getattr(config, "sentence_transformers", None)
+    for settings in (found, marks):
+        if isinstance(settings, Mapping) and settings.get("activation_fn") is not None:
+            name = settings["activation_fn"]
+            break
+    else:
+        name = getattr(config, "sbert_ce_default_activation_function", None)
+    if name is None:
+        return torch.sigmoid
+    known = ACTIVATIONS | {f"torch.nn.{full.rpartition('.')[2]}": function for full, function in ACTIVATIONS.items()}
+    if name not in known:
+        raise ValueError(f"{folder} names the activation {str(name)[:80]!r}; expected one of {', '.join(ACTIVATIONS)}")
+    return known[name]
+
+
+def _limit(model: Any, processor: Any, most: int | None) -> int:
+    """Tokens per row: what is asked for, within the limits of tokenizer and model."""
+    limits = [most, getattr(processor, "model_max_length", None), token_limit(model.config.get_text_config())]
+    return int(min([limit for limit in limits if limit is not None and limit < 1 << 20], default=LONGEST))
+
+
+Part = tuple[Columns, Columns, list[Any] | None]  # inputs of the model, kept columns, and labels if there are any
+
+
+def _image_parts(folder: Path) -> tuple[Iterator[Part], int, Any]:
+    files = find_images(folder)
+    starts = range(0, len(files), PART)
+    parts = (files[start : start + PART] for start in starts)
+    rows = (({"file": part}, {"file": [f.relative_to(folder).as_posix() for f in part]}, None) for part in parts)
+    return rows, len(files), None
+
+
+def _text_parts(predictor: Predictor, file: Path, keys: list[str]) -> tuple[Iterator[Part], int, Any]:
+    """Parts of a file, the number of its rows or 0, and the Arrow types of its columns, if it has them."""
+    schema, total = arrow_schema(file)
+    head = as_columns(islice(read_rows(file, spare=predictor.spare, at_once=HEAD), HEAD), file)
+    if not head:
+        raise ValueError(f"{file} is empty: it has no rows")
+    text, pair = predictor.text, predictor.text_pair
+    if predictor.pairs and pair is None:
+        raise ValueError(
+            f"the model reads pairs of texts; name both columns with text and text_pair (--text, --text-pair). The "
+            f"columns of {file} are {', '.join(head)}"
+        )
+    if text is None:
+        text = text_column(head, file, others=(pair, *keys))
+    texts = [text] if pair is None else [text, pair]
+    absent = [name for name in (*texts, *keys) if name not in head]
+    if absent:
+        raise ValueError(
+            f"no column {', '.join(map(repr, absent))} in {file}; its columns are {', '.join(head)}. Texts are read "
+            f"from {' and '.join(map(repr, texts))}; text and text_pair (--text, --text-pair) name others"
+        )
+    label = predictor.label if predictor.label in head and not predictor.scores else None
+    needed = list(dict.fromkeys([*texts, *keys, *([] if label is None else [label])]))
+
+    def parts() -> Iterator[Part]:
+        rows = read_rows(file, spare=predictor.spare, only=needed, at_once=PART)
+        for first, part in _chunks(rows, PART):
+            found = as_columns(part, f"{file}, from row {first + 1} on")
+            columns = {name: found.get(name, [None] * len(part)) for name in needed}
+            inputs = {name: columns[column] for name, column in zip(("text", "pair"), texts, strict=False)}
+            yield inputs, {name: columns[name] for name in keys}, None if label is None else columns[label]
+
+    return parts(), total, schema
+
+
+def _chunks(rows: Iterable[Any], size: int) -> Iterator[tuple[int, list[Any]]]:
+    """(index of its first row, rows) of each part."""
+    rows, first = iter(rows), 0
+    while part := list(islice(rows, size)):
+        yield first, part
+        first += len(part)
+
+
+@contextmanager
+def _writing(out: Path, types: Any, names: Sequence[str]) -> Iterator[Callable[[Columns], None]]:
+    """A function that adds columns of rows to a new file, which appears when the block ends."""
+    kind = out.suffix.lower()
+    with _io.replacing(out) as temporary, ExitStack() as held:
+        if kind == ".parquet":
+            yield _parquet(temporary, types, held)
+            return
+        file = held.enter_context(temporary.open("w", newline="", encoding="utf-8"))
+        if kind == ".jsonl":
+
+            def write_lines(columns: Columns) -> None:
+                for row in zip(*columns.values(), strict=True):
+                    value = json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, default=str)
+                    file.write(f"{value}\n")
+
+            yield write_lines
+            return
+        writer, header = csv.writer(file, quoting=quoting(names)), list[str]()
+
+        def write_rows(columns: Columns) -> None:
+            if not header:
+                header.extend(columns)
+                writer.writerow(map(cell, header))
+            # classes come from a model; the kept columns stay as they are, as their values are to be found again
+            safe = [[cell(v) for v in c] if name.startswith("predicted_") else c for name, c in columns.items()]
+            writer.writerows(zip(*safe, strict=True))
+
+        yield write_rows
+
+
+def _parquet(file: Path, types: Any, held: ExitStack) -> Callable[[Columns], None]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as missing:
+        raise ValueError("writing .parquet needs pyarrow; install it with: pip install 'snnk[tables]'") from missing
+    writer: Any = None
+
+    def write(columns: Columns) -> None:
+        nonlocal writer
+        known = {} if types is None else {field.name: field.type for field in types}
+        try:
+            if writer is None:
+                schema = {name: known.get(name) or pa.array(values).type for name, values in columns.items()}
+                writer = held.enter_context(pq.ParquetWriter(file, pa.schema(schema)))
+            writer.write_table(pa.table(columns, schema=writer.schema))
+        except pa.ArrowException as error:
+            raise ValueError(
+                f"the kept columns have values of several types, which Parquet cannot hold: {error}; write .jsonl"
+            ) from error
+
+    return write
+
+
+class _Score:
+    """Accuracy or R2, from sums over the rows with a known label."""
+
+    def __init__(self, names: Sequence[str] | None) -> None:
+        self.names = None if names is None else set(names)
+        self.count, self.loss = 0, 0.0
+        self.total, self.squares, self.origin = 0.0, 0.0, 0.0
+
+    def add(self, labels: list[Any], found: list[Any]) -> None:
+        if self.names is not None:
+            pairs = [(class_name(y), guess) for y, guess in zip(labels, found, strict=True)]
+            known = [(y, guess) for y, guess in pairs if y in self.names]
+            self.loss += sum(y == guess for y, guess in known)
+            self.count += len(known)
+            return
+        numbers = [(y, guess) for y, guess in zip(map(as_number, labels), found, strict=True) if y is not None]
+        if numbers and not self.count:
+            self.origin = numbers[0][0]  # about it, sums of squares keep their digits
+        self.count += len(numbers)
+        for y, guess in numbers:
+            self.loss += (y - guess) ** 2
+            self.total += y - self.origin
+            self.squares += (y - self.origin) ** 2
+
+    def result(self) -> dict[str, float]:
+        if not self.count:
+            return {}
+        if self.names is not None:
+            return {"accuracy": self.loss / self.count}
+        variation = self.squares - self.total**2 / self.count
+        return {"R2": 1 - self.loss / variation if variation > 0 else 0.0}
