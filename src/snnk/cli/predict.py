@@ -33,7 +33,7 @@ def command(
     out: Annotated[
         Path,
         typer.Option(
-            help="New file with one line per row: .csv, .jsonl or .parquet. For a model of snnk fit: .csv, and the line "
+            help="New file with one line per row: .csv, .jsonl or .parquet. For a model of snnk fit: .csv; the line "
             "of a row that was dropped is empty."
         ),
     ],
