@@ -57,6 +57,7 @@ PUBLIC = {
         "merge_pooler_",
         "bundled_head_",
         "fit_classifier_",
+        "frontier",
     },
     "snnk.sklearn": {"SNNKFeatures", "SNNKRegressor", "SNNKClassifier"},
     "snnk.peft": {"SNNKConfig", "fit_directions_", "to_lora"},

@@ -16,6 +16,7 @@ from snnk.cli import commands, make_app
 TWINS = {
     "compress": ("snnk.hf.compress", set()),
     "demo": (None, {"out"}),
+    "frontier": ("snnk.hf.frontier", set()),
     "finetune": ("snnk.finetune.FinetuneConfig", {"features", "classification", "resume"}),
     "fit": ("snnk.tabular.FitConfig", {"data", "out", "features", "double", "checkpoint_seconds"}),
     "predict": ("snnk.finetune.predict", {"missing"}),

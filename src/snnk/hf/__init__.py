@@ -14,6 +14,7 @@ from snnk.hf.compression.planning import plan
 from snnk.hf.compression.plans import Plan
 from snnk.hf.finding import find_ffns
 from snnk.hf.quantizer import register
+from snnk.hf.serve.frontier import frontier
 
 register()
 
@@ -26,6 +27,7 @@ __all__ = [
     "compress_",
     "find_ffns",
     "fit_classifier_",
+    "frontier",
     "load_calibration",
     "merge_pooler_",
     "plan",

@@ -200,8 +200,11 @@ def _condensed(a: Tensor, b: Tensor, logits: bool) -> tuple[Tensor, ...]:
 
 
 def _of_vectors(a: Tensor, b: Tensor) -> _Compared:
-    cosine = F.cosine_similarity(a, b, dim=1)
-    figures = {"cosine": float(cosine.mean()), "worst cosine": float(cosine.min())}
+    cosine: Tensor | None = None
+    figures: dict[str, float] = {}
+    if a.shape[1] == b.shape[1]:  # another kind of model may have vectors of another length
+        cosine = F.cosine_similarity(a, b, dim=1)
+        figures |= {"cosine": float(cosine.mean()), "worst cosine": float(cosine.min())}
     figures |= _neighbours(F.normalize(a, dim=1), F.normalize(b, dim=1))
     ours, theirs = (F.cosine_similarity(x[:-1], x[1:], dim=1) for x in (a, b))  # of pairs, as a search ranks them
     if _varies(ours):

@@ -95,7 +95,7 @@ def html(report: Mapping[str, Any]) -> str:
 <h2>Held-out error of each block</h2>
 {bars(names, [("error; the dashed line is 1, the error of a constant", NEW, errors)], [error_of(b) for b in blocks], 1)}
 {_distilled(report)}<h2>Blocks</h2>
-<div class="wide" tabindex="0" role="region" aria-label="blocks"><table class="blocks">{_head(table)}<tbody>
+<div class="wide" tabindex="0" role="region" aria-label="blocks"><table class="blocks">{heading(table)}<tbody>
 {"".join(_row(block, planned[block["name"]]) for block in blocks)}</tbody></table></div>
 <h2>How it was made</h2>
 <table>{facts}</table>
@@ -133,7 +133,7 @@ def _lost(report: Mapping[str, Any]) -> str:
     parts = [
         f"""<h2>What was lost</h2>
 <p>Both models were run on inputs that nothing was fitted to. Compared: {escape(report["compared"])}.</p>
-<table>{_head(["agreement with the original", *titles])}<tbody>
+<table>{heading(["agreement with the original", *titles])}<tbody>
 {rows}</tbody></table>
 """
     ]
@@ -144,7 +144,7 @@ def _lost(report: Mapping[str, Any]) -> str:
                 f"<td>{figures.shown(c['same'])}</td></tr>\n"
                 for c in held["classes"]
             )
-            head = _head(["class", "predicted by the original", "part of these with the same prediction"])
+            head = heading(["class", "predicted by the original", "part of these with the same prediction"])
             parts.append(f"<h3>Each class, {escape(title)}</h3>\n<table>{head}<tbody>\n{rows}</tbody></table>\n")
         if held["worst"]:
             parts.append(f"<h3>The worst {len(held['worst'])} of {escape(title)}</h3>\n{_worst(held)}")
@@ -160,10 +160,11 @@ def _worst(held: Mapping[str, Any]) -> str:
         for case in held["worst"]
     )
     outputs = ["original", "compressed"] if both else []
-    return f"<table>{_head(['input', *outputs, figures.measure_of(held)])}<tbody>\n{rows}</tbody></table>\n"
+    return f"<table>{heading(['input', *outputs, figures.measure_of(held)])}<tbody>\n{rows}</tbody></table>\n"
 
 
-def _head(cells: Iterable[str]) -> str:
+def heading(cells: Iterable[str]) -> str:
+    """The first row of a table."""
     found = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in cells)
     return f"<thead><tr>{found}</tr></thead>"
 
@@ -251,6 +252,59 @@ def curve(series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], unit
     for y, x, colour, value in sorted(ends):
         below = max(y + 4, below + 16)  # one label above the other
         parts.append(f'<text x="{x + 6:.1f}" y="{below:.1f}" fill="{colour}">{value:.4f}</text>')
+    return "".join([*parts, "</svg></div>"])
+
+
+def scatter(groups: Sequence[tuple[str, str, Sequence[tuple[str, float, float]]]], across: str, up: str) -> str:
+    """An SVG of named points: per group (title, colour, points) its points (name, x, y) and a line through them.
+
+    Args:
+        groups: the points; x begins at 0, and y a little below the lowest point.
+        across, up: what x and y are.
+
+    Example:
+        >>> picture = scatter([("ours", "blue", [("a", 1.0, 0.9), ("b", 2.0, 0.95)])], "ms", "cosine")
+        >>> picture.count("<circle"), picture.count("<polyline")
+        (2, 1)
+    """
+    left, right, top, bottom = 70, 780, 40, 330
+    found = [point for *_, points in groups for point in points]
+    most = max((x for _, x, _ in found), default=0) or 1
+    low, high = min((y for *_, y in found), default=0), max((y for *_, y in found), default=1)
+    room = 0.05 * (high - low) or 0.05 * abs(high) or 1
+    low, high = low - room, high + room
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return left + (right - left) * x / most, bottom - (bottom - top) * (y - low) / (high - low)
+
+    named = "; ".join(f"{name}: {x:.4g}, {y:.4g}" for name, x, y in found)
+    parts = [
+        f'<div class="wide"><svg viewBox="0 0 960 380" role="img" aria-label="{escape(f"{across}, {up}: {named}")}" '
+        f'font-family="sans-serif" font-size="14"><text x="{left}" y="{top - 24}" fill="{GREY}">{escape(up)}</text>'
+        f'<text x="{right}" y="{bottom + 40}" text-anchor="end" fill="{GREY}">{escape(across)}</text>'
+    ]
+    for part in (0, 0.25, 0.5, 0.75, 1):
+        x, y = place(most * part, low + (high - low) * part)
+        parts.append(f'<line x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="{OLD}" stroke-width="0.5"/>')
+        value = low + (high - low) * part
+        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{GREY}">{value:.3f}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle" fill="{GREY}">{most * part:.3g}</text>')
+    labels: list[tuple[float, float, str, str]] = []
+    for title, colour, points in groups:
+        at = [place(x, y) for _, x, y in sorted(points, key=lambda point: point[1:])]
+        if title and len(at) > 1:
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
+            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        for name, x, y in points:
+            across_at, up_at = place(x, y)
+            parts.append(f'<circle cx="{across_at:.1f}" cy="{up_at:.1f}" r="5" fill="{colour}"></circle>')
+            labels.append((up_at, across_at, name, colour))
+    written: list[tuple[float, float]] = []
+    for y, x, name, colour in sorted(labels):
+        while any(abs(y - other) < 15 and abs(x - far) < 8 * len(name) for other, far in written):
+            y += 5  # one label below the other
+        written.append((y, x))
+        parts.append(f'<text x="{x + 9:.1f}" y="{y + 5:.1f}" fill="{colour}">{escape(name)}</text>')
     return "".join([*parts, "</svg></div>"])
 
 

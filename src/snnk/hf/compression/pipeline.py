@@ -7,9 +7,10 @@ output, and never a part of one. It leaves a checkpoint, from which the same cal
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -29,9 +30,9 @@ from snnk.hf.compression.causal import is_causal
 from snnk.hf.compression.checkpoint import CompressionCheckpoint, fingerprint, remove_checkpoint
 from snnk.hf.compression.damage import TooFewTokens
 from snnk.hf.compression.distill import AUTO, Progress, unseen
-from snnk.hf.compression.outputs import MEAN, POOLINGS, probe
+from snnk.hf.compression.outputs import MEAN, POOLINGS, Outputs, probe
 from snnk.hf.compression.page import html
-from snnk.hf.compression.planning import BLOCKS, Unreachable
+from snnk.hf.compression.planning import BLOCKS, Choices, Unreachable
 from snnk.hf.compression.planning import plan as make_plan
 from snnk.hf.compression.plans import Plan
 from snnk.hf.compression.times import Timings, check_tokens
@@ -172,12 +173,8 @@ def compress(
         "format": _checks.choose(format, plain.FORMATS, "format"),
         "seed": seed,
     }
-    _check(settings)
     out, calibration = Path(out), None if calibration is None else Path(calibration)
-    if calibration is None and column is not None:
-        raise ValueError(f"column names columns of the calibration file; give one, or leave out column {column!r}")
-    if calibration is not None and not calibration.exists():
-        raise FileNotFoundError(f"no calibration file or folder {calibration}")
+    check_settings(settings, calibration)
     with _io.locked_output(out) as left:
         if (out / "report.json").is_file():  # its run was killed before it could remove its checkpoint
             remove_checkpoint(checkpoint_of(out))
@@ -187,8 +184,14 @@ def compress(
         return _compress(str(model), calibration, out, settings, say, progress)
 
 
-def _check(settings: dict[str, Any]) -> None:
-    """Refuse options that contradict each other, before any work."""
+def default_settings() -> dict[str, Any]:
+    """The options of `compress` that its result depends on, as they are by default."""
+    parameters = inspect.signature(compress).parameters.values()
+    return {p.name: p.default for p in parameters if p.name not in ("model", "calibration", "out", "say", "progress")}
+
+
+def check_settings(settings: dict[str, Any], calibration: Path | None) -> None:
+    """Refuse options that contradict each other, and files that are not there, before any work."""
     targets = ("keep", "target_size", *TIMED)
     given = [name for name in targets if settings[name] is not None]
     if len(given) > 1:
@@ -215,6 +218,10 @@ def _check(settings: dict[str, Any]) -> None:
         if settings[name] is not None:
             _checks.positive(settings[name], name)
     parse_layers(settings["layers"])
+    if calibration is None and (column := settings["column"]) is not None:
+        raise ValueError(f"column names columns of the calibration file; give one, or leave out column {column!r}")
+    if calibration is not None and not calibration.exists():
+        raise FileNotFoundError(f"no calibration file or folder {calibration}")
 
 
 def _plan(
@@ -222,6 +229,7 @@ def _plan(
     settings: dict[str, Any],
     batches: list[dict[str, Tensor]] | None = None,
     timings: Timings | None = None,
+    choices: Choices | None = None,
 ) -> Plan:
     if settings["plan"] is not None:
         plan = Plan.load(settings["plan"])
@@ -233,7 +241,8 @@ def _plan(
     options = {name: settings[name] for name in (*names, "tokens", "runtime", "layers", "blocks", "kind")}
     if all(options[name] is None for name in names):
         options["keep"] = KEEP
-    plan = make_plan(model, batches=batches, timings=timings, **options)
+    inputs = {"batches": batches} if choices is None else {"choices": choices}
+    plan = make_plan(model, timings=timings, **inputs, **options)
     return plain.check_plan(model, plan) if settings["format"] == "plain" else plan
 
 
@@ -249,6 +258,54 @@ def _for_plain(model: PreTrainedModel, settings: dict[str, Any], say: Callable[[
     return {**settings, "joint": False, "blocks": blocks}
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A model in memory, and what was asked for.
+
+    Args:
+        name: of the model, for reports.
+        folder: its files.
+        inner: place of the transformer in the folder.
+        sentences: whether sentence-transformers loads the folder.
+        network: the model.
+        processor: its tokenizer or image processor.
+        settings: options of `compress`, with those that follow from the model.
+    """
+
+    name: str
+    folder: Path
+    inner: PurePosixPath
+    sentences: bool
+    network: PreTrainedModel
+    processor: Any
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Prepared(Opened):
+    """The same with its inputs, whatever the budget: what several compressions of one model share.
+
+    Args:
+        inputs: those to fit to, to distil with, and to measure on.
+        pairs: whether the model reads pairs of texts.
+        outputs: of the first batch.
+        note: on the pooling.
+        layers, away: numbers of the chosen layers that run for the inputs, and how many do not.
+    """
+
+    inputs: Gathered
+    pairs: bool
+    outputs: Outputs
+    note: str
+    layers: list[int]
+    away: int
+
+    @property
+    def compared(self) -> str:
+        """What is compared, for reports."""
+        return self.outputs.compared + (self.note if self.outputs.pooled else "")
+
+
 def _compress(
     model: str,
     calibration: Path | None,
@@ -257,33 +314,54 @@ def _compress(
     say: Callable[[str], None],
     progress: Progress,
 ) -> dict[str, Any]:
+    opened = open_model(model, out, settings, say)
+    plan = first_plan(opened, progress)  # before any data are read, as the model or the plan may be refused
+    return fit_and_write(prepare(opened, calibration, say), plan, out, say, progress)
+
+
+def open_model(model: str, out: Path, settings: dict[str, Any], say: Callable[[str], None]) -> Opened:
+    """Load a model that is to be compressed into the folder `out`."""
     folder = find_folder(model)
     if out.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"the output {out} is inside the model's folder {folder}; name a folder outside")
     inner, sentences = find_transformer(folder), (folder / "modules.json").is_file()
     network, processor = load(folder / inner, say, sentences=sentences, headless=makes_vectors(folder))
     settings = _for_plain(network, settings, say)
-    blocks = len(find_blocks(network))
-    together = settings["plan"] is None and settings["kind"] == "atoms" and settings["joint"] is not False
-    timed = any(settings[name] is not None for name in TIMED)
-    if timed:
-        progress("measuring times of blocks", 0, blocks)
-    try:
-        plan = _plan(network, settings)  # before any data are read, as the model or the plan may be refused
-    except Unreachable:
-        if not together:
-            raise
-        plan = None  # a joint plan may reach more than equal shares
-    causal = is_causal(network)
     if settings["refine"] is None:
-        settings = {**settings, "refine": 0 if causal and settings["recover"] else REFINE}
+        settings = {**settings, "refine": 0 if is_causal(network) and settings["recover"] else REFINE}
+    name = model if not Path(model).exists() else folder.resolve().name
+    return Opened(name, folder, inner, sentences, network, processor, settings)
+
+
+def first_plan(opened: Opened, progress: Progress) -> Plan | None:
+    """The plan of equal shares; None if these do not reach the target, and sizes that are chosen together may."""
+    settings = opened.settings
+    if any(settings[name] is not None for name in TIMED):
+        progress("measuring times of blocks", 0, len(find_blocks(opened.network)))
+    try:
+        return _plan(opened.network, settings)
+    except Unreachable:
+        if not _together(settings):
+            raise
+        return None
+
+
+def _together(settings: dict[str, Any]) -> bool:
+    """Whether the sizes of all blocks are chosen together."""
+    return settings["plan"] is None and settings["kind"] == "atoms" and settings["joint"] is not False
+
+
+def prepare(opened: Opened, calibration: Path | None, say: Callable[[str], None]) -> Prepared:
+    """Read and tokenize the inputs, and run the model on the first batch."""
+    network, folder, settings = opened.network, opened.folder, opened.settings
+    causal = is_causal(network)
     length = min(settings["max_length"], token_limit(network.config) or settings["max_length"])
     pairs = is_classifier(network) and (reads_pairs(network.config) or is_cross_encoder(folder))
     if calibration is None and is_classifier(network) and not pairs:
         say("note: if the model classifies pairs of texts, give a file of pairs and the names of its two columns")
     given = load_calibration(
         calibration,
-        processor,
+        opened.processor,
         column=settings["column"],
         pairs=calibration is None and pairs,
         max_length=length,
@@ -295,18 +373,52 @@ def _compress(
     wide = given.kind != "images" and not causal if settings["widen"] is None else settings["widen"]
     settings = {**settings, "widen": wide}
     words = getattr(network.config.get_text_config(), "vocab_size", None)
-    inputs = gather(given, processor, max_length=length, wide=wide, vocab_size=words, seed=settings["seed"])
-    batches = inputs.batches
+    inputs = gather(given, opened.processor, max_length=length, wide=wide, vocab_size=words, seed=settings["seed"])
     say(f"calibration: {inputs}")
     if type(network).__name__.endswith("ForMultipleChoice"):  # one choice per text, whose score is compared
-        parts: tuple[list[Any], ...] = batches, inputs.lessons, inputs.more, *inputs.held_out
+        parts: tuple[list[Any], ...] = inputs.batches, inputs.lessons, inputs.more, *inputs.held_out
         for part in parts:
             part[:] = [batch and {name: x[:, None] for name, x in batch.items()} for batch in part]
     pooling, note = _pooling(folder)
-    outputs = probe(network, batches[0], pooling)  # before any work
-    layers, away = _reached(network, batches[0], settings)
-    warned = _warn([doubts.unreached(away, given.kind)], say)
-    if away and settings["plan"] is None and plan is not None:
+    outputs = probe(network, inputs.batches[0], pooling)  # before any work
+    layers, away = _reached(network, inputs.batches[0], settings)
+    known = {field.name: getattr(opened, field.name) for field in fields(opened)}
+    return Prepared(
+        **{**known, "settings": settings},
+        inputs=inputs,
+        pairs=pairs,
+        outputs=outputs,
+        note=note,
+        layers=layers,
+        away=away,
+    )
+
+
+def fit_and_write(
+    prepared: Prepared,
+    plan: Plan | None,
+    out: Path,
+    say: Callable[[str], None],
+    progress: Progress,
+    *,
+    choices: Choices | None = None,
+    original: PreTrainedModel | None = None,
+) -> dict[str, Any]:
+    """Choose the plan, replace the blocks, measure what was lost, and write the folder; returns report.json.
+
+    Args:
+        prepared: the model, which is changed, and its inputs.
+        plan: of equal shares, or the one that was given.
+        out: new folder. Its checkpoint is beside it.
+        choices: measured for this model and these inputs. Default: they are measured if they are needed.
+        original: another copy of the model, which stays as it is. Default: a copy is made.
+    """
+    network, inputs, settings = prepared.network, prepared.inputs, prepared.settings
+    batches, layers, pooling = inputs.batches, prepared.layers, prepared.outputs.pooling
+    blocks = len(find_blocks(network))
+    timed = any(settings[name] is not None for name in TIMED)
+    warned = _warn([doubts.unreached(prepared.away, inputs.given.kind)], say)
+    if prepared.away and settings["plan"] is None and plan is not None:
         plan = _plan(network, {**settings, "layers": layers}, timings=plan.timings)
     asked = {**settings, "plan": None if settings["plan"] is None or plan is None else plan.to_dict()}
     key = fingerprint(asked, network, [*batches, *inputs.more])
@@ -314,23 +426,23 @@ def _compress(
         if checkpoint.plan is not None:
             say(f"going on from {checkpoint}")
             plan = checkpoint.plan
-        elif together or plan is None:
+        elif _together(settings) or plan is None:
             progress("planning", 0, blocks)
             try:
                 chosen = {**settings, "layers": layers}
-                plan = _plan(network, chosen, batches, None if plan is None else plan.timings)
+                plan = _plan(network, chosen, batches, None if plan is None else plan.timings, choices)
             except TooFewTokens as error:
                 if settings["joint"] or plan is None:
                     raise
                 say(f"note: every block keeps the same share, as a joint plan needs more inputs: {error}")
         checkpoint.start(plan)
-        warned += _warn([*_before(inputs, plan, network), doubts.single(pairs, inputs.given.kind)], say)
+        warned += _warn([*_before(inputs, plan, network), doubts.single(prepared.pairs, inputs.given.kind)], say)
         if plan.timings is not None:
             table = plan.timings
             cut = doubts.clipped(settings["tokens"][1], table.tokens[1]) if timed else None
             warned += _warn([doubts.busy(table.waited, table.threads), cut], say)
         say(str(plan))
-        original = copy.deepcopy(network)
+        original = original or copy.deepcopy(network)
         options = {name: settings[name] for name in ("refine", "max_error", "recover", "recover_minutes", "seed")}
         done = compress_(
             network,
@@ -364,18 +476,18 @@ def _compress(
             warned += _warn([doubts.late(timing["predicted_seconds"], timing["compressed_seconds"])], say)
         found = {
             "format": pages.FORMAT,
-            "base_model": model if not Path(model).exists() else folder.resolve().name,
+            "base_model": prepared.name,
             "model_class": type(network).__name__,
-            "sentence_transformers": sentences,
+            "sentence_transformers": prepared.sentences,
             "blocks_in_all": blocks,
             "saved_as": saved,
-            "bytes": {"original": _bytes(original), "compressed": _bytes(network)},
+            "bytes": {"original": bytes_of(original), "compressed": bytes_of(network)},
             "latency": pages.latency(original, network, batches),
             "timing": timing,
             "agreement": sets[0]["figures"],
             "held_out": sets,
-            "compared": outputs.compared + (note if outputs.pooled else ""),
-            "calibration": _described(inputs),
+            "compared": prepared.compared,
+            "calibration": described_inputs(inputs),
             "warnings": warned,
             "settings": settings,
             "seed": settings["seed"],
@@ -383,7 +495,7 @@ def _compress(
             "plan": plan.to_dict(),
             "report": {key: value for key, value in done.to_dict().items() if key != "agreement"},
         }
-        _write(network, plan, found, folder, inner, out)
+        _write(network, plan, found, prepared.folder, prepared.inner, out)
         return found
 
 
@@ -466,11 +578,13 @@ def _write(
         (temporary / "report.html").write_text(html(found), encoding="utf-8")
 
 
-def _bytes(model: PreTrainedModel) -> int:
+def bytes_of(model: PreTrainedModel) -> int:
+    """Bytes of the tensors that a model stores, each once."""
     return sum(tensor.nbytes for tensor in stored(model).values())
 
 
-def _described(inputs: Gathered) -> dict[str, Any]:
+def described_inputs(inputs: Gathered) -> dict[str, Any]:
+    """The calibration, as report.json has it."""
     given = inputs.given
     return {
         "file": given.source,

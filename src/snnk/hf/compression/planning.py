@@ -35,6 +35,7 @@ SECONDS = {"": 1.0, "S": 1.0, "MS": 1e-3, "US": 1e-6}
 A_SIZE = "target_size must be like '200MB' or a positive number of bytes"
 A_TIME = "target_latency must be like '3ms' or a positive number of seconds"
 BLOCKS = ("all", "ffn", "attention")
+Choices = dict[str, list[Option]]  # by the name of a block: what it could become, with the damage
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def plan(
     blocks: str = "all",
     kind: str = "atoms",
     batches: Iterable[Batch] | None = None,
+    choices: Choices | None = None,
     tokens: tuple[int, int] = TOKENS,
     runtime: str = "torch",
     timings: Timings | None = None,
@@ -82,6 +84,7 @@ def plan(
         batches: typical inputs of the model, at least two tokens per neuron of a block, for atoms only. Numbers of
             atoms and ranks are then chosen for all blocks together, and a feed-forward block may also become linear or
             a constant; any block may stay.
+        choices: what `measure_choices` has measured with such inputs, in place of `batches`: they hold for any budget.
         tokens: number of inputs, and tokens per text, of the forward pass whose time is measured.
         runtime: what runs it: "torch", or "onnxruntime" for an exported model.
         timings: times that were measured before, as `Plan.timings` has them; nothing is measured then. With `keep` or
@@ -98,7 +101,7 @@ def plan(
     replaced = [block.name for block in chosen if block.kind not in (KEPT, "atoms")]
     if replaced:
         raise ValueError(f"{', '.join(replaced)} were replaced before; start from the original model")
-    if batches is not None and kind != "atoms":
+    if (batches is not None or choices is not None) and kind != "atoms":
         raise ValueError(f"numbers are chosen jointly for atoms only; got kind={kind!r} with batches")
     targets = {"target_size": target_size, "target_speedup": target_speedup, "target_latency": target_latency}
     given = {name: value for name, value in {"keep": keep, **targets}.items() if value is not None}
@@ -112,7 +115,7 @@ def plan(
         seconds = None if target_latency is None else _quantity(target_latency, SECONDS, A_TIME)
         timings = timings or measure_times(model, in_memory(chosen), kind=kind, tokens=tokens, runtime=runtime)
         budget = _time(timings, seconds or timings.seconds / (factor or 1.0))
-    if batches is None:
+    if batches is None and choices is None:
         attention = [block for block in chosen if isinstance(block, Attention)]
         if timed or (attention and (keep is None or any(block.names.fixed for block in attention))):
             same = _largest_shares(chosen, kind, budget)  # queries and keys that stay must be paid by the others
@@ -120,12 +123,40 @@ def plan(
             share = budget.most / sum(block.num_parameters for block in chosen)
             same = [_share(block, kind, share, exact=keep is None) for block in chosen]
         return Plan(model.config.model_type, tuple(same), timings)
+    if choices is None:
+        choices = _measure_choices(model, chosen, batches or ())
+    missing = [block.name for block in chosen if block.name not in choices]
+    if missing:
+        raise ValueError(f"the choices lack {missing[0]}; measure them for these layers and blocks")
+    options = [choices[block.name] for block in chosen]
+    return Plan(model.config.model_type, tuple(_allocate(options, budget)), timings)
+
+
+def measure_choices(
+    model: PreTrainedModel, batches: Iterable[Batch], *, layers: str | Iterable[int] = "all", blocks: str = "all"
+) -> Choices:
+    """What every block could become and what that costs the outputs, from one pass over typical inputs.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> sizes = dict(hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = BertModel(BertConfig(vocab_size=9, **sizes))
+        >>> choices = measure_choices(model, [{"input_ids": torch.arange(64).view(8, 8) % 9}])
+        >>> small, large = (plan(model, keep=keep, choices=choices) for keep in (0.3, 0.6))
+        >>> sum(b.parameters for b in small.blocks) < sum(b.parameters for b in large.blocks)
+        True
+    """
+    return _measure_choices(model, _choose_blocks(model, layers, blocks), batches)
+
+
+def _measure_choices(model: PreTrainedModel, chosen: list[ModelBlock], batches: Iterable[Batch]) -> Choices:
     inputs = list(check_batches(batches))
     options = measure(in_memory(chosen), model, inputs)
     if is_causal(model):
         felt = sensitivities(model, chosen, inputs)
         options = [[(choice, felt[choice.name] * (choice.predicted_error or 0.0)) for choice, _ in o] for o in options]
-    return Plan(model.config.model_type, tuple(_allocate(options, budget)), timings)
+    return {block.name: own for block, own in zip(chosen, options, strict=True)}
 
 
 def _choose_blocks(model: PreTrainedModel, layers: str | Iterable[int], blocks: str) -> list[ModelBlock]:

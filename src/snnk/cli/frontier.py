@@ -1,0 +1,87 @@
+"""`snnk frontier`: size, latency and agreement of a model at several budgets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from snnk import _io
+from snnk._checkpoint import checkpoint_of
+from snnk.cli import _options
+from snnk.cli._printing import bar, say, show_table, wrote
+
+GROUP = _options.COMPRESS
+RERUN = "keeps the budgets that are finished"
+EXAMPLES = (
+    "snnk frontier my-model --calibration sentences.txt --out curve",
+    "snnk frontier my-model --calibration sentences.txt --budgets 0.4,0.2 --save --out curve",
+)
+
+
+def command(
+    model: _options.Model,
+    out: Annotated[Path, typer.Option("--out", help="New folder for frontier.json and report.html.")],
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"Unlabelled inputs: lines of text, {_options.FILES}, or a folder of images. "
+            "Default: general English text; texts of the kind that the model will read give better results."
+        ),
+    ] = None,
+    budgets: Annotated[
+        str, typer.Option(help="Values of keep, the part of the blocks' parameters that stays.")
+    ] = "0.5,0.33,0.25,0.15",
+    save: Annotated[
+        bool, typer.Option("--save", help="Keep the compressed models, in folders such as keep-0.33.")
+    ] = False,
+    length: Annotated[
+        int, typer.Option(help="Tokens per text of the batches of 1 and 32 texts whose latency is measured.", min=1)
+    ] = 32,
+    threads: Annotated[int, typer.Option(help="Threads while latency is measured.", min=1)] = 1,
+    layers: Annotated[str, typer.Option(help="all, top-6 (the last six), or numbers separated by commas.")] = "all",
+    blocks: Annotated[str, typer.Option(help="all, ffn (feed-forward blocks alone), or attention.")] = "all",
+    refine: Annotated[
+        int | None,
+        typer.Option(help="Gradient steps per block; 0 for the closed form alone. Default: as for compress.", min=0),
+    ] = None,
+    recover: Annotated[
+        str, typer.Option(help="Steps of distillation per budget; auto for as many as help; 0 for none.")
+    ] = "auto",
+    recover_minutes: Annotated[
+        float, typer.Option(help="Most minutes of distillation per budget with --recover auto.")
+    ] = 5.0,
+    column: Annotated[
+        str | None,
+        typer.Option(help="Column of the texts, or two with a comma between them for pairs. Default: the first one."),
+    ] = None,
+    max_length: _options.MaxLength = 128,
+    seed: _options.Seed = 0,
+) -> None:
+    """Compress a model with several budgets in one run, and compare size, latency and agreement."""
+    options = {name: value for name, value in locals().items() if name not in ("model", "calibration", "out")}
+    if recover != "auto" and not recover.isdecimal():
+        raise ValueError(f"--recover must be a number of steps, or auto; got {recover!r}")
+    options["recover"] = recover if recover == "auto" else int(recover)
+    try:
+        options["budgets"] = [float(part) for part in budgets.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"--budgets must be numbers with commas between them, such as 0.5,0.25; got {budgets!r}"
+        ) from None
+    _io.check_out(out, new=not checkpoint_of(out).exists())
+    _options.require("transformers", extra="hf")
+    from snnk.hf import frontier
+    from snnk.hf.serve import frontier_page as page
+
+    with bar("blocks") as show:
+
+        def progress(what: str, done: int, total: int, note: str = "") -> None:
+            show(what, done, total, note, unit="steps" if note else "blocks")  # the distillation alone has notes
+
+        found = frontier(model, calibration, out=out, say=say, progress=progress, **options)
+    columns = {str(i): name for i, name in enumerate(page.headings(found))}
+    rows = [dict(zip(columns, cells, strict=True)) for cells in page.rows(found)]
+    show_table(found["base_model"], columns, rows)
+    wrote(out / "frontier.json", out / "report.html")

@@ -1,0 +1,380 @@
+"""`snnk.hf.frontier`: the curve of size, latency and agreement over several budgets, in one run.
+
+What does not depend on the budget is done once: the model is loaded, the inputs are read, mixed and tokenized, and one
+pass over them measures what every choice for every block would cost (damage.py), from which each budget takes its plan.
+The fit is not shared: each block is fitted to what the smaller blocks before it leave to repair, so that from the
+second block on its inputs are those of one budget alone. What it aims at, the residual streams and the outputs of the
+original, is the same for all budgets, but is too large to be kept: one forward pass per budget computes it again for
+the fit, and one for the distillation.
+
+A budget that is finished stays in the checkpoint beside the output, and is not computed again if the run is killed.
+Latencies of all points are measured at the end, in turns, in one process.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from snnk import _checks, _io
+from snnk._checkpoint import CheckpointError, checkpoint_of
+from snnk._environment import environment
+from snnk.hf.calibration import Calibration
+from snnk.hf.compression.agreement import compare, measure
+from snnk.hf.compression.checkpoint import ADVICE, fingerprint
+from snnk.hf.compression.damage import TooFewTokens
+from snnk.hf.compression.distill import AUTO, Progress, unseen
+from snnk.hf.compression.outputs import VECTORS, Outputs, outputs_of
+from snnk.hf.compression.pipeline import (
+    LEAST,
+    Prepared,
+    bytes_of,
+    check_settings,
+    default_settings,
+    described_inputs,
+    first_plan,
+    fit_and_write,
+    load,
+    open_model,
+    prepare,
+)
+from snnk.hf.compression.planning import Choices, measure_choices
+from snnk.hf.compression.timing import described
+from snnk.hf.cost import counting_mode
+from snnk.hf.folders import makes_vectors
+from snnk.hf.models import Batch, evaluating, example_inputs, quiet
+from snnk.hf.serve import latency
+from snnk.hf.serve.frontier_page import FORMAT, html
+from snnk.hf.serve.latency import Run, clock_of, run_torch
+from snnk.hf.serve.static import Static, static_models
+
+BUDGETS = (0.5, 0.33, 0.25, 0.15)
+BATCHES = (1, 32)  # inputs per batch of the two latencies
+SECONDS = 30.0  # of the measurement of one of them, at most
+
+
+@dataclass
+class Point:
+    """One model of the curve.
+
+    Attributes:
+        name: for people.
+        keep: part of the parameters of blocks that stays; None for models that snnk did not make.
+        bytes: that it stores.
+        held_out: its agreement with the original, as `measure` of agreement.py returns it.
+        run: makes the function that runs it on a batch.
+        folder: with its files, if they are saved.
+    """
+
+    name: str
+    keep: float | None
+    bytes: int
+    held_out: list[dict[str, Any]]
+    run: Callable[[Batch], Run]
+    folder: str | None = None
+
+    def to_dict(self, times: Sequence[latency.Latency]) -> dict[str, Any]:
+        """The point without its inputs that lost most, and with its seconds per batch."""
+        return {
+            "name": self.name,
+            "keep": self.keep,
+            "bytes": self.bytes,
+            "seconds": [found.seconds[self.name] for found in times],
+            "held_out": [{**held, "worst": []} for held in self.held_out],
+            "folder": self.folder,
+        }
+
+
+@quiet()
+def frontier(
+    model: str | Path,
+    calibration: str | Path | None = None,
+    *,
+    out: str | Path,
+    budgets: Sequence[float] = BUDGETS,
+    save: bool = False,
+    length: int = 32,
+    threads: int = 1,
+    layers: str = "all",
+    blocks: str = "all",
+    refine: int | None = None,
+    recover: int | str = AUTO,
+    recover_minutes: float = 5.0,
+    column: str | Sequence[str] | None = None,
+    max_length: int = 128,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda text: None,
+    progress: Progress = unseen,
+) -> dict[str, Any]:
+    """Compress a model with several budgets, and compare size, latency and agreement; what `snnk frontier` does.
+
+    If model2vec or wordllama is installed, their static embeddings are points to compare a sentence encoder with.
+
+    Args:
+        model: folder of a Hugging Face model, also of sentence-transformers, or its name on the hub.
+        calibration: unlabelled inputs, as for `snnk.hf.compress`. Default: general English text.
+        out: new folder for frontier.json and report.html.
+        budgets: values of `keep`, the part of the parameters of blocks that stays.
+        save: also keep the compressed models, in folders such as keep-0.33 in `out`.
+        length: tokens per text of the batches of 1 and 32 texts whose latency is measured.
+        threads: of torch while latency is measured.
+        layers, blocks, refine, recover, column, max_length, seed: of `snnk.hf.compress`, for every budget.
+        recover_minutes: most minutes of distillation per budget, with recover="auto".
+        say: called with lines for people.
+        progress: called with (step, done, all), then with (stage, steps done, all steps, note).
+
+    Returns:
+        The contents of frontier.json.
+
+    Example:
+        >>> import tempfile
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+        >>> folder, words = Path(tempfile.mkdtemp()), {"[UNK]": 0, "one": 1, "two": 2}
+        >>> tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+        >>> tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder / "model")  # doctest: +ELLIPSIS
+        (...)
+        >>> sizes = dict(hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+        >>> BertModel(BertConfig(vocab_size=3, **sizes)).save_pretrained(folder / "model")
+        >>> _ = (folder / "texts.txt").write_text("one two one two\\n" * 40)
+        >>> found = frontier(folder / "model", folder / "texts.txt", out=folder / "curve", budgets=[0.5], recover=0)
+        >>> [point["name"] for point in found["points"]]
+        ['original', 'keep 0.5']
+    """
+    out, calibration = Path(out), None if calibration is None else Path(calibration)
+    budgets = check_budgets(budgets)
+    _checks.positive_int(length, "length")
+    _checks.positive_int(threads, "threads")
+    settings = default_settings() | {
+        "layers": layers,
+        "blocks": blocks,
+        "refine": refine,
+        "recover": recover,
+        "recover_minutes": recover_minutes,
+        "column": column,
+        "max_length": max_length,
+        "seed": seed,
+    }
+    check_settings({**settings, "keep": budgets[0]}, calibration)
+    with _io.locked_output(out) as left:
+        work = checkpoint_of(out)
+        if (out / "frontier.json").is_file():  # its run was killed before it could remove its checkpoint
+            _remove(work)
+        _io.check_out(out)
+        for path in left:
+            say(f"removed {path}, which a run that was killed had left")
+        opened = open_model(str(model), out, settings, say)
+        plans = {
+            keep: first_plan(replace(opened, settings={**opened.settings, "keep": keep}), progress) for keep in budgets
+        }
+        prepared = prepare(opened, calibration, say)
+        done = _begin(work, prepared, say)
+        choices: Choices | None = None
+        if set(budgets) - set(done):
+            progress("measuring choices for all budgets", 0, len(budgets))
+            prepared, choices = _choices(prepared, say)
+        for i, keep in enumerate(budgets):
+            if keep in done:
+                continue
+            say(f"keep {keep:g}, budget {i + 1} of {len(budgets)}")
+            one = replace(
+                prepared, network=copy.deepcopy(prepared.network), settings={**prepared.settings, "keep": keep}
+            )
+            fit_and_write(
+                one,
+                plans[keep],
+                work / name_of(keep),
+                say,
+                _named(progress, keep),
+                choices=choices,
+                original=prepared.network,
+            )
+        found = _measured(prepared, budgets, work, save, length, threads, say, progress)
+        with _io.new_folder(out) as temporary:
+            _io.write_json(temporary / "frontier.json", found)
+            (temporary / "report.html").write_text(html(found), encoding="utf-8")
+            for keep in budgets if save else ():
+                shutil.copytree(work / name_of(keep), temporary / name_of(keep))
+        _remove(work)
+        return found
+
+
+def check_budgets(budgets: Sequence[float]) -> list[float]:
+    """The budgets, the largest first, each once.
+
+    Example:
+        >>> check_budgets([0.25, 0.5, 0.25])
+        [0.5, 0.25]
+    """
+    if not isinstance(budgets, list | tuple) or not budgets:
+        raise TypeError(
+            f"budgets must be a list of numbers, parts of the blocks that stay, such as [0.5, 0.25]; got {budgets!r}"
+        )
+    wrong = [keep for keep in budgets if not _checks.is_number(keep) or not LEAST <= keep < 1]
+    if wrong:
+        raise ValueError(f"a budget must be at least {LEAST} and less than 1, which is the original; got {wrong[0]!r}")
+    return sorted({float(keep) for keep in budgets}, reverse=True)
+
+
+def name_of(keep: float) -> str:
+    """The folder of a budget.
+
+    Example:
+        >>> name_of(0.25)
+        'keep-0.25'
+    """
+    return f"keep-{keep:g}"
+
+
+def _begin(work: Path, prepared: Prepared, say: Callable[[str], None]) -> list[float]:
+    """Begin or continue a run; returns the budgets that are finished."""
+    inputs = prepared.inputs
+    key = fingerprint(prepared.settings, prepared.network, [*inputs.batches, *inputs.more])
+    start = work / "start.json"
+    if not work.exists():
+        work.mkdir()
+        _io.write_json(start, {"frontier": key})
+        return []
+    stored = _io.read_json(start, f"the start of a run of snnk frontier, so move {work} away")
+    if not isinstance(stored, dict) or stored.get("frontier") != key:
+        raise CheckpointError(
+            f"{work} belongs to a run that was stopped, with other options, texts, weights or versions; use those, "
+            f"name another output, or {ADVICE}"
+        )
+    _io.remove_leftovers_in(work)
+    done = [float(path.parent.name.removeprefix("keep-")) for path in work.glob("keep-*/report.json")]
+    say(f"going on from {work}, which has {len(done)} budgets")
+    return done
+
+
+def _remove(work: Path) -> None:
+    if (work / "start.json").is_file() and not work.is_symlink():
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _choices(prepared: Prepared, say: Callable[[str], None]) -> tuple[Prepared, Choices | None]:
+    """What every block could become, from one pass; without it, every block keeps the same share."""
+    settings = prepared.settings
+    try:
+        found = measure_choices(
+            prepared.network, prepared.inputs.batches, layers=prepared.layers, blocks=settings["blocks"]
+        )
+    except TooFewTokens as error:
+        say(f"note: every block keeps the same share, as a joint plan needs more inputs: {error}")
+        return replace(prepared, settings={**settings, "joint": False}), None
+    return prepared, found
+
+
+def _named(progress: Progress, keep: float) -> Progress:
+    def named(what: str, done: int, total: int, note: str = "") -> None:
+        progress(f"keep {keep:g}: {what}", done, total, note)
+
+    return named
+
+
+def _measured(
+    prepared: Prepared,
+    budgets: Sequence[float],
+    work: Path,
+    save: bool,
+    length: int,
+    threads: int,
+    say: Callable[[str], None],
+    progress: Progress,
+) -> dict[str, Any]:
+    """Load all models, and measure them side by side."""
+    original, sets = prepared.network, prepared.inputs.held_out
+    pooling = prepared.outputs.pooling
+    progress("comparing", 0, 1)
+    with evaluating(original):
+        exact = [[outputs_of(original, batch, pooling) for batch in held] for held in sets]
+    same = [measure(original, original, held, pooling=pooling, texts=False) for held in sets]
+    points = [_torch("original", 1.0, original, same)]
+    models = [original]
+    for keep in budgets:
+        folder = work / name_of(keep)
+        network, _ = load(
+            folder / prepared.inner, lambda _: None, sentences=prepared.sentences, headless=makes_vectors(folder)
+        )
+        report = _io.read_json(folder / "report.json", "a report of snnk compress")
+        models.append(network)
+        points.append(_torch(f"keep {keep:g}", keep, network, report["held_out"]))
+        points[-1].folder = name_of(keep) if save else None
+    if prepared.outputs.pooled and prepared.inputs.given.kind == "texts" and makes_vectors(prepared.folder):
+        points += [
+            _static(prepared, static, sets, exact) for static in static_models(prepared.folder / prepared.inner, say)
+        ]
+    times, warned = [], []
+    with ExitStack() as modes:
+        for network in models:
+            modes.enter_context(counting_mode(network))
+        for i, batch in enumerate(BATCHES):
+            progress("measuring latency", i, len(BATCHES))
+            inputs = example_inputs(original, (batch, length))
+            runs = {point.name: point.run(inputs) for point in points}
+            times.append(
+                latency.measure(runs, described(inputs), threads=threads, clock=clock_of(original), seconds=SECONDS)
+            )
+    for found in times:
+        warned += [f"latency of {found.inputs}: {doubt}" for doubt in found.doubts()]
+    for doubt in warned:
+        say(f"warning: {doubt}")
+    return {
+        "format": FORMAT,
+        "base_model": prepared.name,
+        "model_class": type(original).__name__,
+        "compared": prepared.compared,
+        "calibration": described_inputs(prepared.inputs),
+        "latency": [found.to_dict() for found in times],
+        "points": [point.to_dict(times) for point in points],
+        "warnings": warned,
+        "settings": {**prepared.settings, "keep": None, "budgets": list(budgets), "length": length, "threads": threads},
+        "seed": prepared.settings["seed"],
+        "versions": environment(),
+    }
+
+
+def _torch(name: str, keep: float, network: PreTrainedModel, held_out: list[dict[str, Any]]) -> Point:
+    return Point(name, keep, bytes_of(network), held_out, lambda batch: run_torch(network, batch))
+
+
+def _static(prepared: Prepared, static: Static, sets: list[Calibration], exact: list[list[Outputs]]) -> Point:
+    """A static model on the texts that the tokens of the held-out inputs spell; its time includes its tokenizer."""
+
+    def texts(batch: Batch) -> list[str]:
+        return list(prepared.processor.batch_decode(batch["input_ids"], skip_special_tokens=True))
+
+    def outputs(held: Calibration, wanted: list[Outputs]) -> Iterator[Outputs]:
+        for batch, own in zip(held, wanted, strict=True):
+            vectors: Tensor = static.encode(texts(batch))[own.inputs[VECTORS]]
+            yield replace(own, values={VECTORS: vectors})
+
+    held_out = []
+    for held, wanted in zip(sets, exact, strict=True):
+        found = compare(wanted, outputs(held, wanted))
+        held_out.append(
+            {
+                "name": held.source,
+                "kind": held.kind,
+                "inputs": found.inputs,
+                "figures": found.figures,
+                "quantiles": found.quantiles,
+                "classes": [],
+                "worst": [],
+            }
+        )
+
+    def run(batch: Batch) -> Run:
+        words = texts(batch)
+        return lambda: static.encode(words)
+
+    return Point(static.name, None, static.bytes, held_out, run)
