@@ -46,6 +46,7 @@ PUBLIC = {
     "snnk.hf": {
         "compress",
         "compress_",
+        "export",
         "plan",
         "Plan",
         "audit",

@@ -21,6 +21,21 @@ Model = Annotated[str, typer.Argument(help="Folder of a Hugging Face model, or i
 Table = Annotated[Path, typer.Argument(help="Parquet, CSV or Arrow file, or a folder of such files.")]
 NewFolder = Annotated[Path, typer.Option("--out", help="New folder for the model and its report.")]
 Results = Annotated[Path, typer.Option("--out", help="Folder for the rows (JSON) and the picture (PNG).")]
+Calibration = Annotated[
+    Path | None,
+    typer.Option(
+        help=f"Unlabelled inputs: lines of text, {FILES}, or a folder of images. "
+        "Default: general English text; texts of the kind that the model will read give better results."
+    ),
+]
+Column = Annotated[
+    str | None,
+    typer.Option(
+        help="Column of the texts, or two with a comma between them for pairs, such as question,answer. "
+        "Default: the first column of strings."
+    ),
+]
+Texts = Annotated[bool, typer.Option("--texts/--no-texts", help="Show the held-out texts that lost most.")]
 MaxLength = Annotated[int, typer.Option(help="Most tokens per input; the model's own limit applies too.", min=1)]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.", min=0, max=2**31)]
 

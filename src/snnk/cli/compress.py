@@ -24,13 +24,7 @@ EXAMPLES = (
 def command(
     model: _options.Model,
     out: _options.NewFolder,
-    calibration: Annotated[
-        Path | None,
-        typer.Option(
-            help=f"Unlabelled inputs: lines of text, {_options.FILES}, or a folder of images. "
-            "Default: general English text; texts of the kind that the model will read give better results."
-        ),
-    ] = None,
+    calibration: _options.Calibration = None,
     keep: Annotated[
         float | None, typer.Option(help="Part of the blocks' parameters that stays. Default: 0.33 without a target.")
     ] = None,
@@ -94,13 +88,7 @@ def command(
     max_error: Annotated[
         float | None, typer.Option(help="A block with a larger error on held-out inputs stays as it was.")
     ] = None,
-    column: Annotated[
-        str | None,
-        typer.Option(
-            help="Column of the texts, or two with a comma between them for pairs, such as question,answer. "
-            "Default: the first column of strings."
-        ),
-    ] = None,
+    column: _options.Column = None,
     max_length: _options.MaxLength = 128,
     widen: Annotated[
         bool | None,
@@ -110,9 +98,7 @@ def command(
             "other texts too. Default: for texts, except for decoders.",
         ),
     ] = None,
-    texts: Annotated[
-        bool, typer.Option("--texts/--no-texts", help="Show the held-out texts that lost most in the report.")
-    ] = True,
+    texts: _options.Texts = True,
     format: Annotated[
         str,
         typer.Option(

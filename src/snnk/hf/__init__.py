@@ -14,6 +14,7 @@ from snnk.hf.compression.planning import plan
 from snnk.hf.compression.plans import Plan
 from snnk.hf.finding import find_ffns
 from snnk.hf.quantizer import register
+from snnk.hf.serve.exporting import export
 from snnk.hf.serve.frontier import frontier
 
 register()
@@ -25,6 +26,7 @@ __all__ = [
     "bundled_head_",
     "compress",
     "compress_",
+    "export",
     "find_ffns",
     "fit_classifier_",
     "frontier",

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from snnk.hf.calibration import Calibration
-from snnk.hf.compression.causal import NEXT, of_next_tokens
+from snnk.hf.compression.causal import NEXT, Run, of_next_tokens
 from snnk.hf.compression.outputs import MEAN, VECTORS, Outputs, outputs_of
 from snnk.hf.models import evaluating
 
@@ -86,6 +86,7 @@ def measure(
     *,
     pooling: Sequence[str] = (MEAN,),
     texts: bool = True,
+    run: Run | None = None,
 ) -> dict[str, Any]:
     """Agreement of two models on inputs that nothing was fitted to, as report.json has it.
 
@@ -94,13 +95,14 @@ def measure(
         held_out: the inputs, with their names.
         pooling: names in POOLINGS, for models without a head.
         texts: name the worst inputs, by the beginnings of their texts.
+        run: what computes the outputs of the compressed model. Default: the model itself.
     """
 
-    def outputs(model: PreTrainedModel) -> Iterator[Outputs]:
-        return (outputs_of(model, batch, pooling) for batch in held_out)
+    def outputs(model: PreTrainedModel, run: Run | None = None) -> Iterator[Outputs]:
+        return (outputs_of(model, batch, pooling, run) for batch in held_out)
 
     with evaluating(original), evaluating(compressed):
-        found = compare(outputs(original), outputs(compressed))
+        found = compare(outputs(original), outputs(compressed, run))
     named = "Classification" in type(original).__name__  # other heads have two labels in their configuration too
     labels: dict[Any, str] = (original.config.id2label or {}) if named else {}
 

@@ -7,7 +7,7 @@ memory grows neither with the number of texts nor with the vocabulary.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from snnk.hf.models import Batch, place
 MOST_LOGITS = 2**24  # at once, unless one text, or one position of every text, has more
 MOST_TAUGHT = 2**26  # the same for a step of the distillation, to which a position without logits teaches nothing
 NEXT = "next tokens"  # name of what `next_tokens` returns
+Run = Callable[[Batch], Mapping[str, Tensor]]  # a model in another runtime: its outputs by name
 
 
 def is_causal(model: PreTrainedModel) -> bool:
@@ -71,8 +72,10 @@ def some_logits(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def next_tokens(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
+def next_tokens(model: PreTrainedModel, batch: Batch, run: Run | None = None) -> tuple[Tensor, Tensor]:
     """For each token that another one follows: the surprisal of that one, and the token that the model expects.
+
+    With `run`, the predictions are those of the model in another runtime.
 
     Returns:
         (n, 2), with -log p(the following token) and the number of the most likely one, and (n,), the number in the
@@ -89,7 +92,7 @@ def next_tokens(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
     found = []
     for part in pieces(model, batch):
         follows = following(part)
-        logits = model(**part).logits[:, :-1][follows].float()
+        logits = (model(**part) if run is None else run(part))["logits"][:, :-1][follows].float()
         surprisal = F.cross_entropy(logits, part["input_ids"][:, 1:][follows], reduction="none")
         found.append(torch.stack([surprisal, logits.argmax(1).float()], 1))
     return torch.cat(found), following(batch).nonzero()[:, 0]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from snnk.hf.compression.causal import NEXT, is_causal, next_tokens, some_logits
+from snnk.hf.compression.causal import NEXT, Run, is_causal, next_tokens, some_logits
 from snnk.hf.models import Batch, evaluating, place
 
 MOST_TOKENS = 256  # tokens per batch whose logits over a vocabulary are kept
@@ -97,16 +97,17 @@ class Read:
         return torch.cat([POOLINGS[name](x, self.mask) for name in pooling], 1)
 
 
-def read(model: PreTrainedModel, batch: Batch) -> Read:
+def read(model: PreTrainedModel, batch: Batch, run: Run | None = None) -> Read:
     """Run a model on a batch, with or without gradients, as the caller has set them.
 
-    A causal language model returns the logits of so many positions as fit into causal.MOST_TAUGHT.
+    A causal language model returns the logits of so many positions as fit into causal.MOST_TAUGHT. With `run`, the
+    outputs are those of the model in another runtime.
     """
-    if is_causal(model) and "input_ids" in batch:
+    if run is None and is_causal(model) and "input_ids" in batch:
         rows, texts = some_logits(model, batch)
         return Read({"logits": rows}, inputs={"logits": texts})
     batch = place(batch, model)
-    found = model(**batch)
+    found = model(**batch) if run is None else run(batch)
     if not isinstance(found, Mapping):
         raise ValueError(f"{type(model).__name__} returned a {type(found).__name__}; set return_dict in its config")
     logits, inputs = {}, {}
@@ -133,13 +134,18 @@ def read(model: PreTrainedModel, batch: Batch) -> Read:
 
 
 @torch.no_grad()
-def outputs_of(model: PreTrainedModel, batch: Batch, pooling: Sequence[str] = (MEAN,)) -> Outputs:
-    """Logits of all heads, next tokens, or pooled hidden states; a ValueError if they are not finite."""
+def outputs_of(
+    model: PreTrainedModel, batch: Batch, pooling: Sequence[str] = (MEAN,), run: Run | None = None
+) -> Outputs:
+    """Logits of all heads, next tokens, or pooled hidden states; a ValueError if they are not finite.
+
+    With `run`, the outputs are those of the model in another runtime.
+    """
     kept, inputs = {}, {}
     if is_causal(model) and "input_ids" in batch:
-        kept[NEXT], inputs[NEXT] = (x.cpu() for x in next_tokens(model, batch))
+        kept[NEXT], inputs[NEXT] = (x.cpu() for x in next_tokens(model, batch, run))
     else:
-        seen = read(model, batch)
+        seen = read(model, batch, run)
         for name, x in (seen.logits or {VECTORS: seen.vectors(pooling)}).items():
             some = _spread(len(x)) if x.shape[1] > 1 and name != VECTORS else slice(None)
             kept[name], inputs[name] = x[some].float().cpu(), seen.inputs[name][some].cpu()

@@ -87,7 +87,7 @@ def html(report: Mapping[str, Any]) -> str:
 <p>{escape(sentence(report))}</p>
 {"".join(f"<p><b>Warning:</b> {escape(doubt)}.</p>" for doubt in report.get("warnings", ()))}
 <div class="cards">{cards}</div>
-{_lost(report)}
+{lost(report)}
 <h2>The whole model, in parts of the original</h2>
 {overall}
 <h2>Parameters of each block</h2>
@@ -119,7 +119,7 @@ def _distilled(report: Mapping[str, Any]) -> str:
     return f"<h2>Distance to the original in the distillation</h2>\n<p>{escape(found)}</p>\n{picture}\n"
 
 
-def _lost(report: Mapping[str, Any]) -> str:
+def lost(report: Mapping[str, Any]) -> str:
     """Figures of agreement of all sets of held-out inputs, each class, and the inputs that lost most."""
     sets = report["held_out"]
     titles = [figures.described(held) for held in sets]

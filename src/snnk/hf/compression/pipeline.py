@@ -379,7 +379,7 @@ def prepare(opened: Opened, calibration: Path | None, say: Callable[[str], None]
         parts: tuple[list[Any], ...] = inputs.batches, inputs.lessons, inputs.more, *inputs.held_out
         for part in parts:
             part[:] = [batch and {name: x[:, None] for name, x in batch.items()} for batch in part]
-    pooling, note = _pooling(folder)
+    pooling, note = pooling_with_note(folder)
     outputs = probe(network, inputs.batches[0], pooling)  # before any work
     layers, away = _reached(network, inputs.batches[0], settings)
     known = {field.name: getattr(opened, field.name) for field in fields(opened)}
@@ -552,7 +552,7 @@ def is_classifier(model: PreTrainedModel) -> bool:
     return type(model).__name__.endswith("ForSequenceClassification")
 
 
-def _pooling(folder: Path) -> tuple[tuple[str, ...], str]:
+def pooling_with_note(folder: Path) -> tuple[tuple[str, ...], str]:
     """The pooling of a folder of sentence-transformers; the mean, with a note, if its own is not among ours."""
     named = pooling_of(folder)
     if named and not set(named) <= set(POOLINGS):

@@ -1,0 +1,60 @@
+"""`snnk export`: a model as ONNX Runtime or OpenVINO serve it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from snnk import _io
+from snnk.cli import _options
+from snnk.cli._printing import say, show_table, wrote
+
+GROUP = _options.COMPRESS
+EXAMPLES = (
+    "snnk export my-model-small --to onnx --out served",
+    "snnk export my-model --to openvino --int8 static --calibration sentences.txt --out served",
+)
+
+
+def command(
+    model: _options.Model,
+    out: _options.NewFolder,
+    to: Annotated[str, typer.Option(help="onnx (for ONNX Runtime) or openvino.")],
+    int8: Annotated[
+        str | None,
+        typer.Option(
+            help="static (scales from --calibration), or dynamic (scales per batch, onnx only). Default: float32."
+        ),
+    ] = None,
+    calibration: _options.Calibration = None,
+    max_loss: Annotated[
+        float,
+        typer.Option(
+            help="Write nothing if the exported model loses more on held-out inputs: 1 - mean cosine for vectors, "
+            "1 - part of equal predictions for classes, 1 - Spearman correlation for scores, log of the ratio of "
+            "perplexities for decoders."
+        ),
+    ] = 0.05,
+    column: _options.Column = None,
+    max_length: _options.MaxLength = 128,
+    texts: _options.Texts = True,
+    seed: _options.Seed = 0,
+) -> None:
+    """Export a Hugging Face model, compressed or not, to ONNX or OpenVINO, in float32 or int8."""
+    options = {name: value for name, value in locals().items() if name not in ("model", "calibration", "out")}
+    _io.check_out(out)
+    _options.require("transformers", extra="hf")
+    from snnk.hf import export
+    from snnk.hf.compression import figures
+
+    found = export(model, calibration, out=out, say=say, **options)
+    rows = [
+        {"what": stage["name"], "size": stage["bytes"] / 1e6, "loss": stage.get("loss")} for stage in found["stages"]
+    ]
+    show_table(found["base_model"], {"what": "", "size": "MB", "loss": "loss"}, rows)
+    held = found["held_out"]
+    columns = {str(i): figures.described(part) for i, part in enumerate(held)}
+    lines = [{"what": line.name, **dict(zip(columns, line.values, strict=True))} for line in figures.lines(held)]
+    show_table("agreement with PyTorch, held out", {"what": "", **columns}, lines)
+    wrote(out / found["file"], out / "report.html")

@@ -1,0 +1,166 @@
+"""The page and the model card of an exported model, both made from report.json alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from snnk._text import html as escape
+from snnk._text import markdown, printable
+from snnk.hf.compression import figures
+from snnk.hf.compression.page import NEW, STYLE, bars, lost
+from snnk.hf.compression.report import front_matter
+
+FORMAT = "snnk.ExportReport/1"
+NO_CACHE = "The graph has no cache of keys and values: each new token is computed from the whole text."
+RUNTIMES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO"}
+OPTIMUM = {"onnx": ("optimum.onnxruntime", "ORTModel"), "openvino": ("optimum.intel", "OVModel")}
+HEADS = {
+    "ForSequenceClassification": "ForSequenceClassification",
+    "ForImageClassification": "ForImageClassification",
+    "ForTokenClassification": "ForTokenClassification",
+    "ForQuestionAnswering": "ForQuestionAnswering",
+    "ForMaskedLM": "ForMaskedLM",
+    "ForCausalLM": "ForCausalLM",
+    "LMHeadModel": "ForCausalLM",
+}
+
+
+def sentence(report: Mapping[str, Any]) -> str:
+    """What was done, in one sentence or two."""
+    what = RUNTIMES[report["to"]] + (f" with {report['int8']} int8" if report["int8"] else " in float32")
+    same = (
+        f"In float32, the graph differs from PyTorch by {report['difference']:.1e} of the largest output at most "
+        f"(limit {report['tolerance']:.0e})."
+    )
+    cache = "" if report["cache"] or "Causal" not in loader(report) else f" {NO_CACHE}"
+    return (
+        f"{report['base_model']} ({report['model_class']}) was exported for {what} by snnk "
+        f"{report['versions']['snnk']}. {same}{cache}"
+    )
+
+
+def loader(report: Mapping[str, Any]) -> str:
+    """Python that loads the folder with sentence-transformers or Optimum."""
+    backend = report["to"]
+    if report["sentence_transformers"]:
+        kind = "CrossEncoder" if "Classification" in report["model_class"] else "SentenceTransformer"
+        return f'from sentence_transformers import {kind}\n\nmodel = {kind}("this folder", backend="{backend}")'
+    module, prefix = OPTIMUM[backend]
+    found = (name for end, name in HEADS.items() if report["model_class"].endswith(end))
+    kind = prefix + next(found, "ForFeatureExtraction")
+    options = ", use_cache=False" if kind.endswith("CausalLM") else ""
+    return f'from {module} import {kind}\n\nmodel = {kind}.from_pretrained("this folder"{options})'
+
+
+def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
+    """The model card of an exported model, with licence and language of the original's card."""
+    library = "sentence-transformers" if report["sentence_transformers"] else "optimum"
+    tags = ["snnk", report["to"], *(["int8"] if report["int8"] else [])]
+    front = {"base_model": printable(report["base_model"]), "library_name": library, "tags": tags}
+    yaml = [f"{key}: {json.dumps(value)}" for key, value in front.items()] + front_matter(original_card)
+    lines, sets = "\n".join, report["held_out"]
+    stages = [f"| {' | '.join(cells)} |" for cells in rows(report)]
+    agreed = [
+        f"| {markdown(line.name)} | {' | '.join(map(figures.shown, line.values))} |" for line in figures.lines(sets)
+    ]
+    warnings = "".join(f"**Warning:** {markdown(doubt)}.\n\n" for doubt in report["warnings"])
+    return f"""---
+{lines(yaml)}
+---
+
+# {markdown(report["base_model"])}, exported
+
+{markdown(sentence(report))}
+
+{warnings}| {" | ".join(heads(report))} |
+|{"---|" * len(heads(report))}
+{lines(stages)}
+
+## How to load it
+
+```python
+{loader(report)}
+```
+
+The graph is {markdown(report["file"])}: inputs {", ".join(report["inputs"])}, outputs {", ".join(report["outputs"])}.
+
+## Measured loss
+
+Agreement with PyTorch, on inputs that nothing was fitted to, without labels:
+
+| | {" | ".join(markdown(figures.described(held)) for held in sets)} |
+|---|{"---|" * len(sets)}
+{lines(agreed)}
+
+Compared: {markdown(report["compared"])}. Measure the loss on your own task before you rely on it.
+
+report.html explains the figures and shows pictures, and report.json has all figures.
+"""
+
+
+def heads(report: Mapping[str, Any]) -> list[str]:
+    """Headings of `rows`."""
+    return ["stage", "MB", *(f"ms, {found['inputs']}" for found in report.get("latency", ())), "loss"]
+
+
+def rows(report: Mapping[str, Any]) -> list[list[str]]:
+    """Each stage with its size, its latencies and its loss, as text."""
+    found = []
+    for stage in report["stages"]:
+        times = [_milliseconds(latency, stage["name"]) for latency in report.get("latency", ())]
+        loss = figures.shown(stage.get("loss"))
+        shown = ["-" if time is None else f"{time:.2f}" for time in times]
+        found.append([stage["name"], f"{stage['bytes'] / 1e6:.1f}", *shown, loss])
+    return found
+
+
+def _milliseconds(latency: Mapping[str, Any], name: str) -> float | None:
+    run = latency["runs"].get(name)
+    return None if run is None else 1e3 * run[f"{latency['clock']}_seconds"]
+
+
+def pictures(report: Mapping[str, Any]) -> str:
+    """Size, latencies and loss of all stages as bars."""
+    stages, lines = report["stages"], rows(report)
+    names = [stage["name"] for stage in stages]
+    parts = []
+    for i, title in enumerate(heads(report)[1:-1], 1):
+        values = [0.0 if line[i] == "-" else float(line[i]) for line in lines]
+        parts.append(bars(names, [(title, NEW, values)], [line[i] for line in lines], values[0]))
+    losses = [(stage["name"], stage["loss"]) for stage in stages if "loss" in stage]
+    values = [value for _, value in losses]
+    parts.append(bars([n for n, _ in losses], [("loss", NEW, values)], [figures.shown(v) for v in values]))
+    return "\n".join(parts)
+
+
+def html(report: Mapping[str, Any]) -> str:
+    """The text of report.html, from the contents of report.json."""
+    facts = {
+        "calibration": f"{report['calibration']['count']:,} {report['calibration']['kind']} of "
+        f"{report['calibration']['file']}",
+        "file": report["file"],
+        "inputs": ", ".join(report["inputs"]),
+        "outputs": ", ".join(report["outputs"]),
+        "settings": ", ".join(f"{key} {value}" for key, value in report["settings"].items() if value is not None),
+        "versions": ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
+    }
+    table = "".join(
+        f'<tr><th scope="row">{escape(key)}</th><td class="left">{escape(value)}</td></tr>\n'
+        for key, value in facts.items()
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(report["base_model"])}, exported by snnk</title>
+<style>{STYLE}</style></head><body>
+<h1>{escape(report["base_model"])}, exported</h1>
+<p>{escape(sentence(report))}</p>
+{"".join(f"<p><b>Warning:</b> {escape(doubt)}.</p>" for doubt in report["warnings"])}
+<h2>Stages</h2>
+{pictures(report)}
+{lost(report)}
+<h2>How it was made</h2>
+<table>{table}</table>
+</body></html>
+"""

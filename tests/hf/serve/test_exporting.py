@@ -1,0 +1,239 @@
+"""Exported models: the folder that sentence-transformers and Optimum read, the same outputs, and what is refused."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers as hf
+
+from snnk.hf import export, find_ffns
+from snnk.hf.replace import replace_
+from snnk.hf.serve import exporting, graphs, quantizing
+from snnk.hf.serve.exporting import loss_of
+
+from helpers.architectures import perturb_
+from helpers.compression import check_page
+from helpers.heads import make
+from helpers.texts import make_texts, make_tokenizer, save
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+
+SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32}
+# Serves a folder without torch, transformers and snnk: tokenizer.json, the graph, and the pooling in numpy.
+SERVE = """
+import json, sys
+for name in ("torch", "transformers", "snnk"):
+    sys.modules[name] = None  # an import of it fails
+import numpy
+from tokenizers import Tokenizer
+folder, runtime = sys.argv[1:]
+tokenizer = Tokenizer.from_file(folder + "/tokenizer.json")
+tokenizer.enable_padding(pad_id=0, pad_token="[PAD]")
+found = tokenizer.encode_batch(json.load(sys.stdin))
+inputs = {"input_ids": [x.ids for x in found], "attention_mask": [x.attention_mask for x in found]}
+inputs = {name: numpy.array(x) for name, x in inputs.items()}
+if runtime == "onnx":
+    import onnxruntime
+    states = onnxruntime.InferenceSession(folder + "/onnx/model.onnx").run(["last_hidden_state"], inputs)[0]
+else:
+    import openvino
+    model = openvino.Core().compile_model(folder + "/openvino/openvino_model.xml", "CPU")
+    states = model(inputs)["last_hidden_state"]
+mask = inputs["attention_mask"][..., None]
+print(json.dumps(((states * mask).sum(1) / mask.sum(1)).tolist()))
+"""
+
+
+def serve(folder, runtime, texts):
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE, str(folder), runtime], input=json.dumps(texts), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return torch.tensor(json.loads(done.stdout))
+
+
+def sentence_folder(folder):
+    """A model of sentence-transformers in the format of snnk: one block has other sizes than its configuration."""
+    model = make("BertModel", **SIZES)
+    for module in replace_(find_ffns(model)[0], "atoms", 6).modules:
+        perturb_(module, seed=3)
+    save(model, folder)
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 16, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 64}')
+    (folder / "plan.json").write_text("{}")
+    return model, folder
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A sentence model, its folder, the texts, and the folder and the report of its export."""
+    place = tmp_path_factory.mktemp("exported")
+    model, folder = sentence_folder(place / "model")
+    (place / "texts.txt").write_text("\n".join(make_texts(300)))
+    said = []
+    report = export(folder, place / "texts.txt", to="onnx", out=place / "served", say=said.append)
+    return model, folder, place / "texts.txt", place / "served", report, said
+
+
+def vectors(model, texts):
+    batch = make_tokenizer()(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = model(batch["input_ids"], batch["attention_mask"]).last_hidden_state
+    mask = batch["attention_mask"][..., None]
+    return (states * mask).sum(1) / mask.sum(1)
+
+
+def test_the_folder_is_what_sentence_transformers_and_optimum_read(exported):
+    *_, served, report, said = exported
+    files = {str(path.relative_to(served)) for path in served.rglob("*") if path.is_file()}
+    assert files == {
+        *("onnx/model.onnx", "config.json", "tokenizer.json", "tokenizer_config.json", "modules.json"),
+        *("1_Pooling/config.json", "sentence_bert_config.json", "report.json", "report.html", "README.md"),
+    }
+    graph = onnx.load(served / "onnx" / "model.onnx").graph
+    shapes = {x.name: [d.dim_param or d.dim_value for d in x.type.tensor_type.shape.dim] for x in graph.input}
+    assert shapes == {"input_ids": ["batch", "length"], "attention_mask": ["batch", "length"]}
+    assert [x.name for x in graph.output] == ["last_hidden_state"]
+    config = json.loads((served / "config.json").read_text())
+    assert "quantization_config" not in config and config["architectures"] == ["BertModel"]
+    assert hf.AutoConfig.from_pretrained(served).model_type == "bert"
+    assert json.loads((served / "report.json").read_text()) == report
+    assert 0 <= report["difference"] <= report["tolerance"] == 1e-4
+    assert report["stages"][1]["loss"] < 1e-5 and "differs from PyTorch by" in " ".join(said)
+    check_page((served / "report.html").read_text())
+    assert 'SentenceTransformer("this folder", backend="onnx")' in (served / "README.md").read_text()
+
+
+@pytest.mark.parametrize("texts", [["w1"], ["w1 w2 w3", "w4 " * 30, "w7 w8"]])
+def test_a_process_without_torch_and_snnk_returns_the_same_vectors(exported, texts):
+    model, *_, served, _, _ = exported
+    assert torch.allclose(serve(served, "onnx", texts), vectors(model, texts), atol=1e-5)
+
+
+def test_int8_of_both_formats(exported, tmp_path):
+    """Of one graph: static and dynamic int8 of ONNX, and static int8 of OpenVINO; each is smaller and near."""
+    pytest.importorskip("openvino")
+    pytest.importorskip("nncf")
+    _, _, _, served, _, _ = exported
+    inputs = [dict(make_tokenizer()([text], return_tensors="pt")) for text in make_texts(40)]
+    batch = dict(make_tokenizer()(make_texts(60, seed=5), padding=True, return_tensors="pt"))
+    exact = graphs.open_onnx(served / "onnx" / "model.onnx")(batch)["last_hidden_state"]
+    for to, mode in (("onnx", "static"), ("onnx", "dynamic"), ("openvino", "static")):
+        path = tmp_path / to / mode / graphs.FILES[to]
+        path.parent.mkdir(parents=True)
+        if to == "onnx":
+            path.write_bytes((served / "onnx" / "model.onnx").read_bytes())
+        else:
+            graphs.write_openvino(served / "onnx" / "model.onnx", path)
+            found = graphs.open_openvino(path, precision="f32")(batch)["last_hidden_state"]
+            assert torch.allclose(found, exact, atol=1e-5)
+        quantizing.quantize_(path, to, mode, inputs)
+        assert (b"FakeQuantize" if to == "openvino" else b"_scale") in path.read_bytes()
+        found = graphs.open_graph(path, to)(batch)["last_hidden_state"]
+        error = float((found - exact).square().mean() / exact.square().mean())
+        assert 1e-7 < error < 0.02, (to, mode, error)
+        files = {"onnx": [".onnx"], "openvino": [".bin", ".xml"]}[to]
+        assert sorted(file.suffix for file in path.parent.iterdir()) == files
+
+
+def test_static_int8_for_openvino_from_the_command(exported, tmp_path, run):
+    pytest.importorskip("nncf")
+    model, folder, texts, *_ = exported
+    out = tmp_path / "served"
+    args = ("--to", "openvino", "--int8", "static", "--calibration", texts, "--out", out, "--no-texts")
+    code, printed, err = run("export", folder, *args)
+    assert code == 0, err
+    assert "openvino int8 static" in printed and "openvino/openvino_model.xml" in printed
+    report = json.loads((out / "report.json").read_text())
+    sizes = [stage["bytes"] for stage in report["stages"]]
+    assert [stage["name"] for stage in report["stages"]] == ["pytorch", "openvino", "openvino int8 static"]
+    assert 0 <= report["stages"][1]["loss"] <= report["stages"][2]["loss"] < 0.05 and min(sizes) > 0
+    assert {path.name for path in (out / "openvino").iterdir()} == {"openvino_model.xml", "openvino_model.bin"}
+    some = make_texts(5, seed=9)
+    assert torch.cosine_similarity(serve(out, "openvino", some), vectors(model, some)).min() > 0.95
+    assert report["held_out"][0]["worst"] == []
+
+
+def test_a_loss_above_the_limit_leaves_nothing(exported, tmp_path, monkeypatch):
+    _, folder, texts, served, *_ = exported
+
+    def written(model, batch, path):
+        path.write_bytes((served / "onnx" / "model.onnx").read_bytes())  # the same graph: an export takes seconds
+
+    monkeypatch.setattr(graphs, "write_onnx", written)
+    options = {"to": "onnx", "int8": "dynamic", "max_loss": 1e-9, "out": tmp_path / "out"}
+    with pytest.raises(ValueError, match=r"onnx int8 dynamic loses \S+ \(1 - mean cosine\), more than max_loss 1e-09"):
+        export(folder, texts, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_graph_that_differs_from_pytorch_is_refused(exported, tmp_path):
+    model, *_, served, _, _ = exported
+    batch = dict(make_tokenizer()(["w1 w2"], return_tensors="pt"))
+    session = graphs.open_onnx(served / "onnx" / "model.onnx")
+    assert graphs.check_same(model, session, [batch]) < 1e-5
+    wrong = {"last_hidden_state": 1.001 * session(batch)["last_hidden_state"]}
+    with pytest.raises(ValueError, match=r"the exported graph differs from PyTorch by 1\.0e-03 of the largest output"):
+        graphs.check_same(model, lambda batch: wrong, [batch])
+    with pytest.raises(ValueError, match=r"returns last_hidden_state of shape \(1, 2, 16\) where PyTorch returns"):
+        graphs.check_same(model, lambda batch: {name: x[:, :2] for name, x in wrong.items()}, [batch])
+
+
+class Branching(torch.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, *args, **options):
+        return self.layer(x, *args, **options) if float(x.sum()) > 0 else x
+
+
+def test_a_model_that_cannot_be_exported_names_the_module(tmp_path):
+    model = make("BertModel", **SIZES)
+    model.encoder.layer[0].intermediate = Branching(model.encoder.layer[0].intermediate)
+    batch = dict(make_tokenizer()(["w1 w2"], return_tensors="pt"))
+    with pytest.raises(ValueError, match=r"BertModel cannot be exported: in encoder\.layer\.0\.intermediate \(Branch"):
+        graphs.write_onnx(model, batch, tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_arguments(bert, texts, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match="unknown format 'onix'; did you mean 'onnx'"):
+        export(bert, texts, to="onix", out=out)
+    with pytest.raises(ValueError, match=r"unknown int8 for openvino 'dynamic'\. Known: static"):
+        export(bert, texts, to="openvino", int8="dynamic", out=out)
+    with pytest.raises(FileExistsError, match="exists already; choose another name"):
+        export(bert, texts, to="onnx", out=bert)
+    with pytest.raises(FileNotFoundError, match="no calibration file or folder"):
+        export(bert, tmp_path / "none.txt", to="onnx", out=out)
+    (tmp_path / "few.txt").write_text("\n".join(make_texts(20)))
+    with pytest.raises(ValueError, match=r"got \d+ texts, and at least 32 are needed .* or use --int8 dynamic"):
+        export(bert, tmp_path / "few.txt", to="onnx", int8="static", out=out)
+    assert not out.exists()
+
+
+def test_a_missing_package_names_the_extra(monkeypatch, bert, texts, tmp_path):
+    monkeypatch.setattr(exporting, "find_spec", lambda name: None if name == "nncf" else name)
+    with pytest.raises(ImportError, match=r"needs nncf; install the extra serve: pip install 'snnk\[serve\]'"):
+        export(bert, texts, to="openvino", int8="static", out=tmp_path / "out")
+
+
+def test_the_loss_of_each_kind_of_output():
+    assert loss_of({"cosine": 0.9, "worst cosine": 0.1}) == pytest.approx(0.1)
+    assert loss_of({"cosine": 0.5, "KL divergence": 1.0, "same best": 0.75}) == 0.25
+    assert loss_of({"start: Spearman": 0.9, "end: Spearman": 0.8}) == pytest.approx(0.2)
+    assert loss_of({"original perplexity": 2.0, "perplexity": 2.0 * torch.e}) == pytest.approx(1.0)
+    assert loss_of({"original perplexity": 2.0, "perplexity": 1.0}) == 0.0
