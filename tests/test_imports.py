@@ -62,7 +62,7 @@ PUBLIC = {
     },
     "snnk.sklearn": {"SNNKFeatures", "SNNKRegressor", "SNNKClassifier"},
     "snnk.peft": {"SNNKConfig", "fit_directions_", "to_lora"},
-    "snnk.finetune": {"finetune", "FinetuneConfig", "load", "predict", "METHODS"},
+    "snnk.finetune": {"finetune", "FinetuneConfig", "load", "merge", "predict", "METHODS"},
 }
 
 

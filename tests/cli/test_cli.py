@@ -14,7 +14,7 @@ from snnk.cli import commands, make_app
 
 # The test row of each command: the function that it calls, and options without a namesake among its arguments.
 TWINS = {
-    "compress": ("snnk.hf.compress", set()),
+    "compress": ("snnk.hf.compress", {"base"}),
     "export": ("snnk.hf.export", set()),
     "demo": (None, {"out"}),
     "frontier": ("snnk.hf.frontier", set()),

@@ -212,7 +212,7 @@ def test_other_models_in_the_folder_stay_there(run, bert, texts, tmp_path):
     assert (tmp_path / "out/2_Dense/model.safetensors").is_file() and (tmp_path / "out/runs/log.txt").is_file()
     (bert / "adapter_config.json").write_text("{}")
     result = run("compress", bert, "--calibration", texts, "--out", tmp_path / "again")
-    assert refused(result, "merge the adapter first")
+    assert refused(result, "holds an adapter")
 
 
 def test_what_a_killed_run_left_is_removed(run, bert, texts, tmp_path):
@@ -510,3 +510,27 @@ def test_hub_name(run, bert, texts, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, ignore_patterns: str(bert))
     assert run("compress", "org/name", "--calibration", texts, "--refine", 0, "--out", tmp_path / "out")[0] == 0
     assert 'base_model: "org/name"' in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_tuned_folder_with_an_adapter_is_merged_first(run, bert, tmp_path):
+    """Also where its base model was moved, and with the columns of pairs of its training."""
+    texts = make_texts(120)
+    rows = [f"{a},{b},{len(a) > len(b)}" for a, b in zip(texts, texts[::-1], strict=True)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["query,passage,label", *rows]) + "\n")
+    pairs = "--text", "query", "--text-pair", "passage"
+    tune = "--method", "lora", "--max-steps", 2, "--train", tmp_path / "pairs.csv", *pairs
+    assert run("finetune", bert, *tune, "--out", tmp_path / "tuned")[0] == 0
+    bert.rename(tmp_path / "moved")
+    options = "--calibration", tmp_path / "pairs.csv", "--keep", 0.5, "--recover", 0, "--refine", 0, "--no-widen"
+    command = "compress", tmp_path / "tuned", *options, "--out", tmp_path / "small"
+    assert refused(run(*command), "with base (--base)")
+    code, out, _ = run(*command, "--base", tmp_path / "moved")
+    assert code == 0 and "the adapter was merged into the weights" in out and "pairs of pairs.csv" in out
+    found = json.loads((tmp_path / "small" / "report.json").read_text())
+    assert found["base_model"] == "tuned" and found["calibration"]["column"] == "query,passage"
+    data = tmp_path / "pairs.csv", "--out", tmp_path / "p.csv"
+    code, out, _ = run("predict", tmp_path / "small", *data)  # with the columns of the training
+    assert code == 0 and "120 predictions, accuracy" in out
+    assert refused(run("compress", tmp_path / "moved", "--base", "x", "--out", tmp_path / "o"), "moved is none")
+    with pytest.raises(ValueError, match=r"snnk\.finetune\.merge writes it for a folder of snnk finetune"):
+        hf.compress(tmp_path / "tuned", out=tmp_path / "other")

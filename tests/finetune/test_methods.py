@@ -57,7 +57,7 @@ def test_every_method_has_a_test_row():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_trains_what_it_says_and_comes_back(root, tmp_path, method, monkeypatch):
+def test_every_method_trains_what_it_says_and_comes_back(root, tmp_path, method, monkeypatch, capsys):
     pooling = "model" if METHODS[method].own_pooler else "mean"
     features = None if METHODS[method].features is None else 4
     rate = {"full": 1e-3, "uptrain": 1e-3}.get(method)  # else no step of so few is an improvement
@@ -91,9 +91,12 @@ def test_every_method_trains_what_it_says_and_comes_back(root, tmp_path, method,
     monkeypatch.chdir(tmp_path)
     card = (tmp_path / "this folder" / "README.md").read_text()
     names = {}
+    capsys.readouterr()
     exec(re.search(r"```python\n(.*?)```", card, re.DOTALL)[1], names)
+    said_by_card = capsys.readouterr().out.split()
+    assert said_by_card[1::2] == ["no", "yes"] and sum(map(float, said_by_card[::2])) == pytest.approx(1, abs=2e-3)
     assert torch.equal(outputs(names["model"]), outputs(done.model))
-    assert names["model"].config.id2label == {0: "no", 1: "yes"} and names["processor"]("w1")["input_ids"] == [2, 4]
+    assert names["model"].config.id2label == {0: "no", 1: "yes"} and names["tokenizer"]("w1")["input_ids"] == [2, 4]
     assert f"{found['scores']['test']['accuracy']:.4f}" in card and 'base_model: "bert"' in card
     kept = found["training"]["epochs"][found["training"]["best"]]
     assert found["scores"]["validation"]["loss"] == pytest.approx(kept["loss"], rel=1e-2)  # merged: rounding

@@ -10,7 +10,7 @@ import transformers
 from peft import AutoPeftModelForSequenceClassification
 
 from snnk.finetune import finetune
-from snnk.finetune.pooling import MeanPooled, mean_pooling_
+from snnk.hf.classify.mean import MeanPooled, mean_pooling_
 
 from helpers.tuning import (
     make_config,

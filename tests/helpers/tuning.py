@@ -4,7 +4,7 @@ import torch
 import transformers
 
 from snnk.finetune import FinetuneConfig
-from snnk.finetune.pooling import mean_pooling_
+from snnk.hf.classify.mean import mean_pooling_
 
 from helpers.texts import WORDS, make_tokenizer
 

@@ -204,7 +204,7 @@ def test_the_same_names_as_for_compress(folders, tmp_path, monkeypatch):
     assert found.original.source == "org/name" and found.original.blocks[0].kind == "dense"
     assert set(names) == {"org/name"} and found.ratios["stored_bytes"] < 1
     (tmp_path / "st" / "0_Transformer" / "adapter_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="merge the adapter first"):
+    with pytest.raises(ValueError, match="holds an adapter"):
         audit(tmp_path / "st")
 
 

@@ -124,7 +124,7 @@ def test_finetune(run, bert, texts):
     code, told, _ = run("finetune", folder, "--train", data, *options)
     assert code == 0 and shown(told, name) and shown(told, out)
     headings = check_card((out / "README.md").read_text(), name)
-    assert headings[1:] == ["How to load it", "Data", "Training"]
+    assert headings[1:] == ["How to use it", "Data", "Training"]
     code, _, err = run("finetune", folder, "--train", data, "--label", "none", "--out", bert.parent / "other")
     assert code == 2 and err.count("\n") == 1 and shown(err, RAW)
 
@@ -186,4 +186,4 @@ def test_a_card_of_hostile_metrics(tmp_path):
         "config": {"pooling": "model"},
         "versions": {"snnk": "0"},
     }
-    assert check_card(model_card(metrics, ""), NAME)[1:] == ["How to load it", "Data", "Training"]
+    assert check_card(model_card(metrics, ""), NAME)[1:] == ["How to use it", "Data", "Training"]

@@ -36,6 +36,12 @@ Column = Annotated[
     ),
 ]
 Texts = Annotated[bool, typer.Option("--texts/--no-texts", help="Show the held-out texts that lost most.")]
+Base = Annotated[
+    str | None,
+    typer.Option(
+        help="Base model of an adapter of snnk finetune, if it is not where it was: a folder, or a name on the hub."
+    ),
+]
 MaxLength = Annotated[int, typer.Option(help="Most tokens per input; the model's own limit applies too.", min=1)]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.", min=0, max=2**31)]
 

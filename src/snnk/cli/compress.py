@@ -12,6 +12,7 @@ from snnk import _io
 from snnk._checkpoint import checkpoint_of
 from snnk.cli import _options
 from snnk.cli._printing import bar, say, show_table, wrote
+from snnk.cli._tuned import whole_model
 
 GROUP = _options.COMPRESS
 RERUN = "continues from its checkpoint"
@@ -106,10 +107,11 @@ def command(
             "fits the configuration of the model's family."
         ),
     ] = "auto",
+    base: _options.Base = None,
     seed: _options.Seed = 0,
 ) -> None:
     """Compress a Hugging Face model in minutes, without labels or a GPU."""
-    options = {name: value for name, value in locals().items() if name not in ("model", "calibration", "out")}
+    options = {name: value for name, value in locals().items() if name not in ("model", "calibration", "out", "base")}
     if recover != "auto" and not recover.isdecimal():
         raise ValueError(f"--recover must be a number of steps, or auto; got {recover!r}")
     if not (sizes := re.fullmatch(r"(\d{1,9})x(\d{1,9})", tokens)):
@@ -121,12 +123,12 @@ def command(
     from snnk.hf import compress
     from snnk.hf.compression import figures
 
-    with bar("blocks") as show:
+    with whole_model(model, base, calibration, column) as (folder, options["column"]), bar("blocks") as show:
 
         def progress(what: str, done: int, total: int, note: str = "") -> None:
             show(what, done, total, note, unit="steps" if note else "blocks")  # the distillation alone has notes
 
-        found = compress(model, calibration, out=out, say=say, progress=progress, **options)
+        found = compress(folder, calibration, out=out, say=say, progress=progress, **options)
     size, speed = found["bytes"], found["latency"]
     each = 1e3 / speed["batches"]
     rows = [

@@ -45,10 +45,7 @@ def command(
         str | None, typer.Option(help="Column of second texts, for pairs. Default: as in the training.")
     ] = None,
     key: Annotated[str, typer.Option(help="Columns to copy into the output, separated by commas.")] = "",
-    base: Annotated[
-        str | None,
-        typer.Option(help="Base model of an adapter, if it is not where it was: a folder, or a name on the hub."),
-    ] = None,
+    base: _options.Base = None,
     batch_size: Annotated[int, typer.Option(help="Rows that the model reads together.")] = 32,
     max_length: Annotated[
         int | None,

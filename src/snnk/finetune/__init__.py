@@ -13,10 +13,11 @@ from snnk.finetune.methods import METHODS
 
 if TYPE_CHECKING:
     from snnk.finetune.loading import load
+    from snnk.finetune.merging import merge
     from snnk.finetune.predictions import predict
     from snnk.finetune.run import finetune
 
-__all__ = ["METHODS", "FinetuneConfig", "finetune", "load", "predict"]
+__all__ = ["METHODS", "FinetuneConfig", "finetune", "load", "merge", "predict"]
 
 
 def __getattr__(name: str) -> Any:
@@ -28,6 +29,10 @@ def __getattr__(name: str) -> Any:
         from snnk.finetune.loading import load
 
         return load
+    if name == "merge":
+        from snnk.finetune.merging import merge
+
+        return merge
     if name == "predict":
         from snnk.finetune.predictions import predict
 

@@ -10,8 +10,17 @@ from snnk._text import code, markdown, printable
 from snnk.hf.compression.report import front_matter
 
 MOST = 20  # names of classes that are listed
-# the tests run it in the parent folder of a model that is called "this folder"
-LOADING = "from snnk.finetune import load  # pip install 'snnk[peft]'\n\nmodel, processor = load(\"this folder\")"
+# the tests run these lines in the parent folder of a model that is called "this folder"
+LOADING = """import torch
+from snnk.finetune import load  # pip install 'snnk[peft]'
+
+model, {processor} = load("this folder")
+inputs = {inputs}
+with torch.inference_mode():
+    logits = model(**inputs).logits[0]
+"""
+CLASSES = """for name, probability in zip(model.config.id2label.values(), logits.softmax(-1).tolist()):
+    print(f"{probability:.3f} {name}")"""
 
 
 def model_card(metrics: Mapping[str, Any], original_card: str = "") -> str:
@@ -39,6 +48,7 @@ def model_card(metrics: Mapping[str, Any], original_card: str = "") -> str:
     settings = ", ".join(f"{key} {markdown(value)}" for key, value in metrics["settings"].items() if value is not None)
     features = f", {metrics['features']} features" if metrics["features"] else ""
     lines, name = "\n".join, markdown(metrics["base_model"])
+    data = "images" if metrics["images"] else "rows.csv"
     return f"""---
 {lines(yaml)}
 ---
@@ -52,13 +62,21 @@ def model_card(metrics: Mapping[str, Any], original_card: str = "") -> str:
 |---|---|
 {lines(scores)}
 
-## How to load it
+## How to use it
+
+For all rows of a file (.csv, .tsv, .jsonl or .parquet), or for a folder of images:
+
+```
+snnk predict "this folder" {data} --out predictions.csv
+```
+
+In Python:
 
 ```python
-{LOADING}
+{_inference(metrics)}
 ```
-{_plain(metrics)}
-{_outputs(metrics)}
+{_base(metrics)}{_plain(metrics)}
+{_outputs(metrics)}{_merged(metrics)}
 
 ## Data
 
@@ -79,6 +97,39 @@ is divided by the variance of the labels. metrics.json has all figures, options 
 """
 
 
+def _inference(metrics: Mapping[str, Any]) -> str:
+    """Code that loads the model and prints its output for one input."""
+    if metrics["images"]:
+        image = 'processor(PIL.Image.open("image.png").convert("RGB"), return_tensors="pt")'
+        code = "import PIL.Image\n" + LOADING.format(processor="processor", inputs=image)
+    else:
+        texts = '"a text", "its second text"' if metrics["data"].get("text_pair") else '"a text"'
+        length = metrics["data"].get("max_length")  # files of earlier versions have none
+        limit = f"truncation=True, max_length={length}" if isinstance(length, int) else "truncation=True"
+        inputs = f'tokenizer({texts}, {limit}, return_tensors="pt")'
+        code = LOADING.format(processor="tokenizer", inputs=inputs)
+    return code + (CLASSES if metrics["labels"] is not None else "print(logits.item())")
+
+
+def _merged(metrics: Mapping[str, Any]) -> str:
+    """What was lost when an adapter was merged, if there was one and something was."""
+    found = metrics.get("merged")
+    if found is None:
+        return ""
+    if found["exact"]:
+        return "\n\nIts adapter was merged into the weights."
+    return (
+        f"\n\nIts adapter was replaced by the nearest LoRA adapter, which explains {found['explained']:.1%} of its "
+        f"effect, and which was merged into the weights. On {found['held_out']:,} other inputs, "
+        + (
+            f"1 - Spearman correlation with the outputs before is {found['loss']:.4f}."
+            if metrics["labels"] is None
+            else f"{found['loss']:.1%} of the predictions changed by that."
+        )
+        + " The figures above are of the model before."
+    )
+
+
 def _plain(metrics: Mapping[str, Any]) -> str:
     """How to load the model without `load`."""
     if metrics["config"]["pooling"] == "mean":
@@ -92,6 +143,15 @@ def _plain(metrics: Mapping[str, Any]) -> str:
     return (
         "\nPeftModel.from_pretrained works too, on the base model with as many classes, once `snnk.peft` is imported.\n"
     )
+
+
+def _base(metrics: Mapping[str, Any]) -> str:
+    """Where `load` looks for the base model of an adapter."""
+    if not metrics["adapter"]:
+        return ""
+    where = "where it was relative to this folder" if metrics["base"].get("place") else "on the hub"
+    name = code(metrics["base_model"])
+    return f"\nIts base model, {name}, is looked for {where}; `load(..., base=...)` and `--base` name another place.\n"
 
 
 def _outputs(metrics: Mapping[str, Any]) -> str:

@@ -96,7 +96,7 @@ def read(config: FinetuneConfig, processor: Any, images: bool) -> Inputs:
     held, test = (None if rows is None else encode(rows) for rows in others)
     if held is None:
         data, held = data.split(HELD_OUT, config.seed)
-    described |= {"text": text or None, "text_pair": pair, "label": label}
+    described |= {"text": text or None, "text_pair": pair, "label": label, "max_length": None if images else length}
     described |= {part: None if s is None else Path(s).name for part, s in zip(PARTS, sources, strict=True)}
     described["rows"] = {"train": len(data), "validation": len(held), "test": None if test is None else len(test)}
     metrics = task.metrics if task else REGRESSION if labels.names is None else CLASSIFICATION

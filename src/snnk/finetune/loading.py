@@ -20,7 +20,7 @@ from transformers import AutoModelForImageClassification, AutoModelForSequenceCl
 
 from snnk import _io
 from snnk.finetune.config import POOLING, FinetuneConfig
-from snnk.finetune.pooling import MeanPooled
+from snnk.hf.classify.mean import MeanPooled
 from snnk.hf.data import pad_id
 from snnk.hf.folders import find_folder, refuse_unsafe, some
 from snnk.hf.models import POSITIONS_FROM_PADDING, Loaded, load_model, load_processor, quiet, refuse_nan
@@ -91,6 +91,11 @@ def set_padding(model: PreTrainedModel, processor: Any) -> None:
     config = model.config.get_text_config()
     if config.model_type not in POSITIONS_FROM_PADDING:  # these count positions from the token of their pretraining
         config.pad_token_id = pad_id(processor)
+
+
+def mark_pairs(model: Any) -> None:
+    """Note in the configuration of a model that it reads pairs of texts; see `snnk.hf.models.reads_pairs`."""
+    model.config.snnk_pairs = True
 
 
 def fingerprint(loaded: Loaded) -> str:

@@ -232,7 +232,7 @@ def open_model(
         network, processor = load(model, base=base)
         names = facts["labels"]
         text, text_pair = text or described.get("text"), text_pair or described.get("text_pair")
-        most = max_length or facts["config"].get("max_length")
+        most = max_length or described.get("max_length") or facts["config"].get("max_length")
         return Predictor(
             *(network, processor, facts["images"], text, text_pair, text_pair is not None),
             label=str(described.get("label") or "label"),

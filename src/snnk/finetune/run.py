@@ -26,11 +26,11 @@ from snnk.finetune.card import model_card
 from snnk.finetune.config import FinetuneConfig
 from snnk.finetune.data import Data
 from snnk.finetune.inputs import Inputs, is_images, read
-from snnk.finetune.loading import FORMAT, bits, fingerprint, load_base, place_from, set_padding
+from snnk.finetune.loading import FORMAT, bits, fingerprint, load_base, mark_pairs, place_from, set_padding
 from snnk.finetune.methods import METHODS, Method, Setup, nothing
-from snnk.finetune.pooling import MeanPooled
 from snnk.finetune.trainer import Progress, Trained, evaluate, peak_memory, train
 from snnk.hf.classify.heads import fit_classifier_
+from snnk.hf.classify.mean import MeanPooled
 from snnk.hf.classify.poolers import HeadReport
 from snnk.hf.folders import find_folder, find_transformer
 from snnk.hf.models import load_processor, quiet
@@ -164,6 +164,8 @@ def _finetune(
     if inputs.test is not None:
         scores["test"] = evaluate(model, inputs.test, inputs.metrics, settings.batch_size)
     adapter = hasattr(model, "peft_config")
+    if inputs.described["text_pair"] is not None:
+        mark_pairs(model)
     metrics = {
         "format": FORMAT,
         "base_model": config.model if not Path(config.model).is_dir() else Path(config.model).resolve().name,

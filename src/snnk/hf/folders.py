@@ -162,8 +162,8 @@ def find_transformer(folder: Path) -> PurePosixPath:
     for place in (folder, folder / inner):
         if (place / ADAPTER).is_file():
             raise ValueError(
-                f"{place} holds an adapter ({ADAPTER}); merge the adapter first, with PEFT's merge_and_unload, "
-                "and save the whole model"
+                f"{place} holds an adapter ({ADAPTER}), and the whole model is needed: snnk.finetune.merge writes it "
+                "for a folder of snnk finetune; merge and save other adapters with PEFT's merge_and_unload"
             )
     if not (folder / inner / "config.json").is_file():
         raise ValueError(f"{folder / inner} is no folder with a model: there is no config.json in it")

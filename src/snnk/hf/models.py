@@ -24,6 +24,7 @@ from transformers import (
     AutoConfig,
     AutoImageProcessor,
     AutoModel,
+    AutoModelForSequenceClassification,
     AutoModelForTextEncoding,
     AutoTokenizer,
     PretrainedConfig,
@@ -101,9 +102,15 @@ def read_config(source: str | Path) -> PretrainedConfig:
 
 
 def class_of(config: PretrainedConfig) -> type[PreTrainedModel] | None:
-    """The class of transformers that a model was saved from; None if its configuration names no such class."""
+    """The class that a model was saved from, of transformers or with the mean of `snnk finetune`; None for others."""
     names: Any = config.architectures  # of a folder a list of strings, which check_folder demands; of the hub anything
     name = names[0] if names and isinstance(names, list) else None
+    if getattr(config, "snnk_pooling", None) == "mean" and isinstance(name, str):
+        from snnk.hf.classify.mean import PREFIX, mean_pooled  # late: it needs the layers of snnk.hf.replace
+
+        inner = getattr(transformers, name.removeprefix(PREFIX), None)
+        known = AutoModelForSequenceClassification._model_mapping.values()
+        return mean_pooled(inner) if inner in known else None
     found = getattr(transformers, name, None) if isinstance(name, str) else None
     return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
 
@@ -127,7 +134,8 @@ def headless_class(config: PretrainedConfig) -> Any:
 def reads_pairs(config: PretrainedConfig) -> bool:
     """Whether the configuration of a model with a head for classes shows that it reads pairs of texts.
 
-    The marks of a cross-encoder of sentence-transformers show it, and so do the labels of tasks of pairs. A model
+    The marks of a cross-encoder of sentence-transformers and of `snnk finetune` show it, and so do the labels of tasks
+    of pairs. A model
     without either may still be made for pairs.
 
     Example:
@@ -138,9 +146,8 @@ def reads_pairs(config: PretrainedConfig) -> bool:
         False
     """
     marks: Any = getattr(config, "sentence_transformers", None)
-    marked = hasattr(config, "sbert_ce_default_activation_function") or (
-        isinstance(marks, Mapping) and "activation_fn" in marks
-    )
+    marked = hasattr(config, "sbert_ce_default_activation_function") or getattr(config, "snnk_pairs", None) is True
+    marked = marked or (isinstance(marks, Mapping) and "activation_fn" in marks)
     labels = {str(label).lower() for label in (config.id2label or {}).values()}
     return marked or bool(labels & PAIR_LABELS)
 

@@ -75,6 +75,11 @@ class SentinelIdentity(Sentinel):
         """The sentinel: SigLIP's loader draws the bias of a first layer, unless it is a tensor that was loaded."""
         return self.weight
 
+    @bias.setter
+    def bias(self, value: Tensor) -> None:
+        """PEFT gives a module that it unwraps weight and bias of the wrapper, which are both the sentinel."""
+        self.weight = value
+
     def forward(self, x: Tensor) -> Tensor:
         return x
 

@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from snnk._text import markdown, printable
+from snnk.hf.classify.mean import PREFIX
 from snnk.hf.compression import figures
 from snnk.hf.compression.plans import describe
 from snnk.hf.compression.stages import Recovery
@@ -106,9 +107,12 @@ def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
         for b in report["report"]["blocks"]
     ]
     saved = report.get("saved_as", {"format": "snnk", "reason": ""})
+    classifier = str(report["model_class"]).startswith(PREFIX)
     load = (
         'from sentence_transformers import SentenceTransformer\n\nmodel = SentenceTransformer("this folder")'
         if report["sentence_transformers"]
+        else 'from snnk.finetune import load\n\nmodel, tokenizer = load("this folder")'
+        if classifier
         else f"from transformers import {report['model_class']}\n\n"
         f'model = {report["model_class"]}.from_pretrained("this folder")'
     )

@@ -16,6 +16,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 
 from snnk.hf.replace import SentinelIdentity
 
+PREFIX = "MeanPooled"  # of the names of classes
+
 
 class MeanPooler(nn.Module):
     """Replaces BERT's pooler; the hook replaces its output by the mean."""
@@ -108,4 +110,4 @@ def mean_pooled(kind: type[PreTrainedModel]) -> Any:
         kind.__init__(self, config, *args, **kwargs)
         mean_pooling_(self)
 
-    return type(f"MeanPooled{kind.__name__}", (kind,), {"__init__": start})
+    return type(f"{PREFIX}{kind.__name__}", (kind,), {"__init__": start})
