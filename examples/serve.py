@@ -1,0 +1,57 @@
+"""Serve an exported sentence encoder over HTTP with onnxruntime, tokenizers and numpy alone.
+
+    snnk export my-model-small --calibration sentences.txt --to onnx --int8 dynamic --out served
+    python examples/serve.py served 8000
+    curl localhost:8000 -d '{"texts": ["A sentence.", "Another one."]}'
+"""
+
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+folder, port = Path(sys.argv[1]), int(sys.argv[2])
+graph = next(folder.rglob("model.onnx"))
+config = json.loads((graph.parent.parent / "config.json").read_text())
+tokenizer = Tokenizer.from_file(str(next(folder.rglob("tokenizer.json"))))
+tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
+tokenizer.enable_truncation(128)
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = 1  # requests run side by side
+session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+names = [node.name for node in session.get_inputs()]
+
+
+def encode(texts: list[str]) -> np.ndarray:
+    """Unit vectors of texts, (n, d): means of the last hidden states over tokens that are not padding."""
+    rows = tokenizer.encode_batch(texts)
+    fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+    batch = {name: np.array([getattr(row, field) for row in rows]) for name, field in fields.items()}
+    states, mask = session.run(None, {name: batch[name] for name in names})[0], batch["attention_mask"][..., None]
+    vectors = (states * mask).sum(1) / mask.sum(1)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # a client may send many requests over one connection
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        answer = json.dumps({"vectors": encode(asked["texts"]).tolist()}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *args: object) -> None:
+        """Write nothing per request."""
+
+
+if __name__ == "__main__":
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    print(f"listening on port {server.server_port}", flush=True)
+    server.serve_forever()
