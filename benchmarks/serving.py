@@ -6,11 +6,12 @@
 
 The models of ours are folders of `snnk compress`, or are made with its default options from the sentences of STS-B's
 training file. int8 is dynamic in PyTorch and onnxruntime, and static in OpenVINO (by NNCF, with scales from the same
-sentences). Latency is that of one thread, by processor time with wall time beside it, for batches of 1 x 16, 1 x 128,
-32 x 32 and 32 x 128 tokens: everything takes turns in one process, until the standard error of each is 1 %, or for
---seconds per batch. STS-B dev is evaluated once per row, by the Spearman correlation of cosines with the scores, in
-percent; cosine and neighbours are those of the original in PyTorch on the same sentences. A runtime that is not
-installed is left out. --quick generates a small model and sentences, which show that the script runs and nothing else.
+sentences; what stays in floating point is bfloat16 where the processor has it, as OpenVINO chooses). Latency is that of
+one thread, by processor time with wall time beside it, for batches of 1 x 16, 1 x 128, 32 x 32 and 32 x 128 tokens:
+everything takes turns in one process, until the standard error of each is 1 %, or for --seconds per batch. STS-B dev is
+evaluated once per row, by the Spearman correlation of cosines with the scores, in percent; cosine and neighbours are
+those of the original in PyTorch on the same sentences. A runtime that is not installed is left out. --quick generates a
+small model and sentences, which show that the script runs and nothing else.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import torch
 from compress import int8, size_of
 from torch import Tensor
 from transformers import AutoModel
+from whole import Config as Reading
 from whole import make, read
 
 from snnk.experiments.compression import Batch, States, quality, states_of, vectors
@@ -87,8 +89,12 @@ def contenders(name: str, keep: float, folder: Path, texts: Path, work: Path, th
             made = export(
                 folder, texts, to=to, int8=mode if precision == "int8" else None, max_loss=1.0, texts=False, out=out
             )
-            opened = graphs.open_onnx if to == "onnx" else graphs.open_openvino
-            session = opened(out / made["file"], threads=threads)
+            path, exact = out / made["file"], "f32" if precision == "float32" else None
+            session = (
+                graphs.open_onnx(path, threads=threads)
+                if to == "onnx"
+                else graphs.open_openvino(path, threads=threads, precision=exact)
+            )
             yield Contender(name, keep, runtime, precision, states_in(session), made["stages"][-1]["bytes"] / 1e6)
 
 
@@ -136,7 +142,7 @@ def main() -> int:
     results = Results(args.out, config, resume=False)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        place = make(work) if args.quick else read(args.model, args.data, work, config)
+        place = make(work) if args.quick else read(args.model, args.data, work, Reading(seed=config.seed))
         found = [("original", 1.0, place.folder)]
         for path in map(Path, args.compressed.split(",") if args.compressed else ()):
             keep = json.loads((path / "report.json").read_text())["settings"]["keep"]
@@ -180,7 +186,8 @@ def main() -> int:
                 shown = ", ".join(f"{rows[0][f'ms_{s}'] / rows[-1][f'ms_{s}']:.2f}" for s in SHAPES)
                 sys.stdout.write(
                     f"{c.name}: {c.megabytes:.1f} MB, {shown} times as fast ({', '.join(SHAPES)}), Spearman "
-                    f"{row['spearman']:.2f}, cosine {row['cosine']:.4f}, ten nearest {row['ten_nearest_in_common']:.3f}\n"
+                    f"{row['spearman']:.2f}, cosine {row['cosine']:.4f}, ten nearest in common "
+                    f"{row['ten_nearest_in_common']:.3f}\n"
                 )
     missed = 0
     for line, reached in targets(rows):

@@ -18,7 +18,7 @@ from pathlib import Path
 SENTENCE = "A man with a hat is playing the guitar in front of the old town hall."
 
 
-def measure(folder: Path, clients: int, texts: int, seconds: float) -> tuple[float, float]:
+def measure(folder: Path, clients: int, texts: int, seconds: float, warm_up: float) -> tuple[float, float]:
     """Requests per second, and the median milliseconds of one."""
     command = [sys.executable, str(Path(__file__).with_name("serve.py")), str(folder), "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
@@ -26,7 +26,7 @@ def measure(folder: Path, clients: int, texts: int, seconds: float) -> tuple[flo
             port = int(server.stdout.readline().split()[-1])
             times: list[float] = []
             body = json.dumps({"texts": texts * [SENTENCE]})
-            send(port, body, 1.0, [])  # warms up
+            send(port, body, warm_up, [])
             threads = [threading.Thread(target=send, args=(port, body, seconds, times)) for _ in range(clients)]
             began = time.perf_counter()
             for thread in threads:
@@ -58,9 +58,10 @@ if __name__ == "__main__":
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--texts", type=int, default=1, help="texts per request")
     parser.add_argument("--seconds", type=float, default=5.0, help="duration per model")
+    parser.add_argument("--warm-up", type=float, default=1.0, help="seconds before that")
     args = parser.parse_args()
     first = None
     for folder in args.folders:
-        rate, median = measure(folder, args.clients, args.texts, args.seconds)
+        rate, median = measure(folder, args.clients, args.texts, args.seconds, args.warm_up)
         first = first or rate
         print(f"{folder}: {rate:.1f} requests per second, {rate / first:.2f} times, median {median:.1f} ms")

@@ -1,8 +1,8 @@
-"""Serve an exported sentence encoder over HTTP with onnxruntime, tokenizers and numpy alone.
+"""Serve an exported sentence encoder with mean pooling over HTTP: onnxruntime, tokenizers and numpy are all it needs.
 
-    snnk export my-model-small --calibration sentences.txt --to onnx --int8 dynamic --out served
-    python examples/serve.py served 8000
-    curl localhost:8000 -d '{"texts": ["A sentence.", "Another one."]}'
+snnk export my-model-small --calibration sentences.txt --to onnx --int8 dynamic --out served
+python examples/serve.py served 8000
+curl localhost:8000 -d '{"texts": ["A sentence.", "Another one."]}'
 """
 
 import json
