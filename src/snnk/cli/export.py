@@ -47,14 +47,16 @@ def command(
     _options.require("transformers", extra="hf")
     from snnk.hf import export
     from snnk.hf.compression import figures
+    from snnk.hf.serve import report as pages
 
     found = export(model, calibration, out=out, say=say, **options)
-    rows = [
-        {"what": stage["name"], "size": stage["bytes"] / 1e6, "loss": stage.get("loss")} for stage in found["stages"]
-    ]
-    show_table(found["base_model"], {"what": "", "size": "MB", "loss": "loss"}, rows)
+    heads = pages.heads(found)
+    rows = [dict(zip(heads, row, strict=True)) for row in pages.rows(found)]
+    show_table(found["base_model"], {head: head for head in heads}, rows)
     held = found["held_out"]
     columns = {str(i): figures.described(part) for i, part in enumerate(held)}
     lines = [{"what": line.name, **dict(zip(columns, line.values, strict=True))} for line in figures.lines(held)]
     show_table("agreement with PyTorch, held out", {"what": "", **columns}, lines)
+    if pages.is_decoder(found):
+        say(pages.NO_CACHE)
     wrote(out / found["file"], out / "report.html")

@@ -13,10 +13,11 @@ from snnk.hf.replace import replace_
 from snnk.hf.serve import exporting, graphs, quantizing
 from snnk.hf.serve.exporting import loss_of
 
+from helpers.architectures import make as make_architecture
 from helpers.architectures import perturb_
 from helpers.compression import check_page
 from helpers.heads import make
-from helpers.texts import make_texts, make_tokenizer, save
+from helpers.texts import make_images, make_paired, make_texts, make_tokenizer, save
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -83,8 +84,16 @@ def exported(tmp_path_factory):
     model, folder = sentence_folder(place / "model")
     (place / "texts.txt").write_text("\n".join(make_texts(300)))
     said = []
-    report = export(folder, place / "texts.txt", to="onnx", out=place / "served", say=said.append)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporting, "SECONDS", 0.0)
+        report = export(folder, place / "texts.txt", to="onnx", out=place / "served", say=said.append)
     return model, folder, place / "texts.txt", place / "served", report, said
+
+
+@pytest.fixture
+def brief(monkeypatch):
+    """Latency is measured as briefly as it can be."""
+    monkeypatch.setattr(exporting, "SECONDS", 0.0)
 
 
 def vectors(model, texts):
@@ -111,6 +120,8 @@ def test_the_folder_is_what_sentence_transformers_and_optimum_read(exported):
     assert hf.AutoConfig.from_pretrained(served).model_type == "bert"
     assert json.loads((served / "report.json").read_text()) == report
     assert 0 <= report["difference"] <= report["tolerance"] == 1e-4
+    assert [found["inputs"] for found in report["latency"]] == ["1 x 32 tokens", "32 x 32 tokens"]
+    assert all(set(found["runs"]) == {"pytorch", "onnx"} for found in report["latency"])
     assert report["stages"][1]["loss"] < 1e-5 and "differs from PyTorch by" in " ".join(said)
     check_page((served / "report.html").read_text())
     assert 'SentenceTransformer("this folder", backend="onnx")' in (served / "README.md").read_text()
@@ -148,7 +159,7 @@ def test_int8_of_both_formats(exported, tmp_path):
         assert sorted(file.suffix for file in path.parent.iterdir()) == files
 
 
-def test_static_int8_for_openvino_from_the_command(exported, tmp_path, run):
+def test_static_int8_for_openvino_from_the_command(exported, tmp_path, run, brief):
     pytest.importorskip("nncf")
     model, folder, texts, *_ = exported
     out = tmp_path / "served"
@@ -237,3 +248,57 @@ def test_the_loss_of_each_kind_of_output():
     assert loss_of({"start: Spearman": 0.9, "end: Spearman": 0.8}) == pytest.approx(0.2)
     assert loss_of({"original perplexity": 2.0, "perplexity": 2.0 * torch.e}) == pytest.approx(1.0)
     assert loss_of({"original perplexity": 2.0, "perplexity": 1.0}) == 0.0
+
+
+def test_a_reranker_returns_the_scores_of_the_cross_encoder(tmp_path, brief):
+    """Of sentence-transformers, for pairs that nothing was calibrated with."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    model = make("BertForSequenceClassification", num_labels=1, type_vocab_size=2, **SIZES)
+    perturb_(model)
+    folder = save(model, tmp_path / "model", make_paired())
+    pairs = list(zip(make_texts(80), make_texts(80, seed=1), strict=True))
+    rows = "".join(f"{a},{b}\n" for a, b in pairs)
+    (tmp_path / "pairs.csv").write_text(f"query,passage\n{rows}")
+    report = export(folder, tmp_path / "pairs.csv", column="query,passage", to="onnx", out=tmp_path / "served")
+    assert report["inputs"] == ["input_ids", "attention_mask", "token_type_ids"] and report["outputs"] == ["logits"]
+    assert report["stages"][1]["loss"] < 1e-6 and "Spearman" in report["held_out"][0]["figures"]
+    others = list(zip(make_texts(9, seed=2), make_texts(9, seed=3), strict=True))
+    cross = sentence_transformers.CrossEncoder(str(folder), num_labels=1, device="cpu")
+    wanted = cross.predict(others, activation_fn=torch.nn.Identity(), convert_to_tensor=True)
+    batch = make_paired()(*map(list, zip(*others, strict=True)), padding=True, return_tensors="pt")
+    found = graphs.open_onnx(tmp_path / "served" / "onnx" / "model.onnx")(batch)["logits"][:, 0]
+    assert torch.allclose(found, wanted, atol=1e-5) and wanted.std() > 1e-2
+    assert "ORTModelForSequenceClassification" in (tmp_path / "served" / "README.md").read_text()
+
+
+def test_images_of_any_number(tmp_path, brief):
+    images = make_images(tmp_path / "images", 20)
+    model = make_architecture("dinov2", hf.Dinov2ForImageClassification, num_labels=3)
+    processor = hf.ViTImageProcessor(size={"height": 8, "width": 8})
+    folder = save(model, tmp_path / "model", processor)
+    report = export(folder, images, to="onnx", out=tmp_path / "served", max_loss=0.0)
+    assert report["inputs"] == ["pixel_values"] and report["calibration"]["kind"] == "images"
+    session = graphs.open_onnx(tmp_path / "served" / "onnx" / "model.onnx")
+    for count in (1, 5):
+        pixels = torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(count))
+        with torch.no_grad():
+            wanted = model(pixel_values=pixels).logits
+        assert torch.allclose(session({"pixel_values": pixels})["logits"], wanted, atol=1e-5)
+    assert (tmp_path / "served" / "preprocessor_config.json").is_file()
+
+
+def test_a_decoder_has_no_cache_and_says_so(tmp_path, brief, run):
+    model = make_architecture("llama", hf.LlamaForCausalLM, vocab_size=43).to(torch.bfloat16)
+    folder = save(model, tmp_path / "model")
+    (tmp_path / "texts.txt").write_text("\n".join(make_texts(60)))
+    args = ("--to", "onnx", "--calibration", tmp_path / "texts.txt", "--out", tmp_path / "served", "--max-length", 20)
+    code, out, err = run("export", folder, *args)
+    assert code == 0, err
+    assert "The graph has no cache of keys and values" in out and "perplexity" in out
+    batch = make_tokenizer()(["w1 w2 w3", "w4 w5 w6 w7 w8"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        wanted = model.float()(batch["input_ids"], batch["attention_mask"]).logits
+    found = graphs.open_onnx(tmp_path / "served" / "onnx" / "model.onnx")(batch)["logits"]
+    mask = batch["attention_mask"].bool()
+    assert torch.allclose(found[mask], wanted[mask], atol=1e-4)
+    assert "use_cache=False" in (tmp_path / "served" / "README.md").read_text()

@@ -23,17 +23,20 @@ from snnk.hf.compression.agreement import measure
 from snnk.hf.compression.causal import is_causal
 from snnk.hf.compression.outputs import MEAN, probe
 from snnk.hf.compression.pipeline import is_classifier, load, pooling_with_note
-from snnk.hf.cost import stored
+from snnk.hf.compression.timing import described
+from snnk.hf.cost import counting_mode, stored
 from snnk.hf.folders import copy_others, find_folder, find_transformer, is_cross_encoder, makes_vectors
-from snnk.hf.models import quiet, reads_pairs, token_limit
-from snnk.hf.serve import graphs, quantizing
+from snnk.hf.models import Batch, quiet, reads_pairs, token_limit
+from snnk.hf.serve import graphs, latency, quantizing
 from snnk.hf.serve import report as pages
-from snnk.hf.serve.graphs import FILES, PACKAGES
+from snnk.hf.serve.graphs import FILES, PACKAGES, Session
 from snnk.hf.widening import Gathered, gather
 
 MAX_LOSS = 0.05
 BATCH, CAUSAL_BATCH = 32, 8  # texts per batch of the measurements
 CHECKED = 4  # batches for the comparison with PyTorch
+BATCHES, LENGTH = (1, 32), 32  # inputs and tokens of the batches whose latency is measured
+SECONDS = 5.0  # of the measurement of each
 OWN = ("plan.json", "report.json", "report.html")  # files of `snnk compress` that do not describe a graph
 
 
@@ -216,14 +219,22 @@ def make_graphs(
     *,
     pooling: Sequence[str],
     say: Callable[[str], None],
+    original: PreTrainedModel | None = None,
 ) -> dict[str, Any]:
     """Write the graph of a model below `folder`, and return its stages with what each loses, for a report.
 
     A ValueError if the graph differs from PyTorch, or if a stage loses more than settings["max_loss"].
+
+    Args:
+        network: the model, which is converted to float32.
+        inputs: to calibrate with, and to measure on.
+        folder: place of the model's configuration.
+        settings: "to", "int8", "max_loss" and "texts" of `export`.
+        pooling: of hidden states, for the measurements.
+        say: called with lines for people.
+        original: the model that `network` was made from, which the report compares with. Default: `network`.
     """
     to, mode = settings["to"], settings["int8"]
-    network = network.float()
-    eager_(network)
     place = folder / to
     place.mkdir(parents=True)
     path = place / FILES[to]
@@ -234,6 +245,7 @@ def make_graphs(
             warned.append(doubt)
             say(f"warning: {doubt}")
     say(f"exporting to {to}")
+    network = network.float()
     batches = inputs.batches
     names = graphs.input_names(network, batches[0])
     graph = place / FILES["onnx"]
@@ -246,33 +258,50 @@ def make_graphs(
     checked = [graphs.alone(batches[0]), *(batch for held in inputs.held_out for batch in held[-CHECKED:])]
     difference = graphs.check_same(network, exact, checked)
     say(f"the graph differs from PyTorch by {difference:.1e} of the largest output")
+    runs: dict[str, Callable[[Batch], latency.Run]] = {}
 
-    def measured(name: str, path: Path) -> dict[str, Any]:
+    def compared(model: PreTrainedModel, run: Session | None = None) -> list[dict[str, Any]]:
+        options: dict[str, Any] = {"pooling": pooling, "texts": settings["texts"], "run": run}
+        return [measure(model, network, held, **options) for held in inputs.held_out]
+
+    def torch_stage(name: str, model: PreTrainedModel) -> dict[str, Any]:
+        runs[name] = lambda batch: latency.run_torch(model, batch)
+        found: dict[str, Any] = {"name": name, "bytes": sum(t.nbytes for t in stored(model).values())}
+        if original is not None and model is network:
+            found |= {"held_out": compared(original)}
+            found["loss"] = loss_of(found["held_out"][0]["figures"])
+        return found
+
+    def graph_stage(name: str) -> dict[str, Any]:
         run = graphs.open_graph(path, to)
-        sets = [
-            measure(network, network, held, pooling=pooling, texts=settings["texts"], run=run)
-            for held in inputs.held_out
-        ]
-        found: dict[str, Any] = {
-            "name": name,
-            "bytes": _bytes(place),
-            "loss": loss_of(sets[0]["figures"]),
-            "held_out": sets,
-        }
-        loss = f"{words.shown(found['loss'])} ({loss_in_words(sets[0]['figures'])})"
+        runs[name] = lambda batch: lambda: run(batch)
+        own = compared(network, run)
+        sets = own if original is None else compared(original, run)
+        found: dict[str, Any] = {"name": name, "bytes": _bytes(place), "held_out": sets}
+        found |= {"added_loss": loss_of(own[0]["figures"]), "loss": loss_of(sets[0]["figures"])}
+        loss = f"{words.shown(found['added_loss'])} ({loss_in_words(own[0]['figures'])})"
         say(f"{name}: {found['bytes'] / 1e6:.1f} MB, loss {loss}")
-        if not found["loss"] <= settings["max_loss"]:
+        if not found["added_loss"] <= settings["max_loss"]:
             raise ValueError(
-                f"{name} loses {loss}, more than max_loss "
-                f"{settings['max_loss']}: nothing was written; {_advice(to, mode)}"
+                f"{name} loses {loss}, more than max_loss {settings['max_loss']}: nothing was written; "
+                f"{_advice(to, mode)}"
             )
         return found
 
-    stages = [{"name": "pytorch", "bytes": sum(t.nbytes for t in stored(network).values())}, measured(to, path)]
+    stages = [torch_stage("pytorch", network)]
+    if original is not None:
+        stages = [torch_stage("original", original), torch_stage("compressed", network)]
+    stages.append(graph_stage(to))
     if mode is not None:
         say(f"quantizing to int8 ({mode})")
         quantizing.quantize_(path, to, mode, list(graphs.each(batches))[: quantizing.MOST])
-        stages.append(measured(f"{to} int8 {mode}", path))
+        stages.append(graph_stage(f"{to} int8 {mode}"))
+    say("measuring latency")
+    times = _latency(network, original, names, runs)
+    for found in times:
+        for doubt in found.doubts():
+            warned.append(f"latency of {found.inputs}: {doubt}")
+            say(f"warning: {warned[-1]}")
     return {
         "to": to,
         "int8": mode,
@@ -283,9 +312,26 @@ def make_graphs(
         "difference": difference,
         "tolerance": graphs.TOLERANCE,
         "stages": stages,
+        "latency": [found.to_dict() for found in times],
         "held_out": stages[-1]["held_out"],
         "warnings": warned,
     }
+
+
+def _latency(
+    network: PreTrainedModel,
+    original: PreTrainedModel | None,
+    names: Sequence[str],
+    runs: Mapping[str, Callable[[Batch], latency.Run]],
+) -> list[latency.Latency]:
+    """Latencies of all stages, in turns, for each of BATCHES."""
+    found = []
+    with counting_mode(network), counting_mode(original or network):
+        for count in BATCHES:
+            batch = graphs.example(network, names, (count, LENGTH))
+            made = {name: run(batch) for name, run in runs.items()}
+            found.append(latency.measure(made, described(batch), seconds=SECONDS))
+    return found
 
 
 def loss_of(figures: Mapping[str, float]) -> float:
@@ -322,11 +368,6 @@ def _losses(figures: Mapping[str, float]) -> Iterable[tuple[float, str]]:
             yield 1 - own["cosine"], "1 - mean cosine"
         else:
             yield own["relative squared error"], "squared error over the mean square"
-
-
-def eager_(network: PreTrainedModel) -> None:
-    """Use the attention that consists of matrix products alone, which both runtimes fuse best."""
-    network.set_attn_implementation("eager")
 
 
 def save_config(network: PreTrainedModel, folder: Path) -> None:

@@ -82,16 +82,16 @@ def write_onnx(model: PreTrainedModel, batch: Batch, path: Path) -> None:
     import onnx
 
     names = input_names(model, batch)
-    example = _example(model, names)
-    outputs = output_names(model, example)
+    inputs = example(model, names)
+    outputs = output_names(model, inputs)
     dims: Any = [{0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in names]
     if "pixel_values" in names:
         dims = [{0: torch.export.Dim.DYNAMIC}]
-    with counting_mode(model), silenced():
+    with counting_mode(model), silenced(), _eager(model):
         try:
             traced = Traced(model, names, outputs)
             program = torch.export.export(
-                traced, tuple(example[name] for name in names), dynamic_shapes={"tensors": tuple(dims)}, strict=False
+                traced, tuple(inputs[name] for name in names), dynamic_shapes={"tensors": tuple(dims)}, strict=False
             )
             written: Any = torch.onnx.export(
                 program, input_names=names, output_names=outputs, dynamo=True, verbose=False, optimize=True
@@ -195,8 +195,9 @@ def each(batches: Iterable[Batch]) -> Iterator[dict[str, Tensor]]:
             yield one
 
 
-def _example(model: PreTrainedModel, names: Sequence[str]) -> dict[str, Tensor]:
-    found = example_inputs(model, SIZES)
+def example(model: PreTrainedModel, names: Sequence[str], sizes: tuple[int, int] = SIZES) -> dict[str, Tensor]:
+    """Inputs of a graph: so many, of so many tokens if they are texts; the last token of the first is padding."""
+    found = example_inputs(model, sizes)
     ids = found.get("input_ids")
     if ids is not None:
         found |= {"attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
@@ -241,6 +242,17 @@ def _refusal(model: PreTrainedModel, error: Exception) -> str:
         "the code of this module depends on values of the inputs or uses an operator without a counterpart: serve the "
         "model with PyTorch, or change this module"
     )
+
+
+@contextmanager
+def _eager(model: PreTrainedModel) -> Iterator[None]:
+    """Attention as matrix products and a softmax, which both runtimes fuse best."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
 @contextmanager

@@ -34,11 +34,21 @@ def sentence(report: Mapping[str, Any]) -> str:
         f"In float32, the graph differs from PyTorch by {report['difference']:.1e} of the largest output at most "
         f"(limit {report['tolerance']:.0e})."
     )
-    cache = "" if report["cache"] or "Causal" not in loader(report) else f" {NO_CACHE}"
+    cache = f" {NO_CACHE}" if is_decoder(report) else ""
     return (
         f"{report['base_model']} ({report['model_class']}) was exported for {what} by snnk "
         f"{report['versions']['snnk']}. {same}{cache}"
     )
+
+
+def is_decoder(report: Mapping[str, Any]) -> bool:
+    return bool(_optimum(report).endswith("ForCausalLM"))
+
+
+def _optimum(report: Mapping[str, Any]) -> str:
+    """The class of Optimum that loads the graph."""
+    found = (name for end, name in HEADS.items() if report["model_class"].endswith(end))
+    return OPTIMUM[report["to"]][1] + next(found, "ForFeatureExtraction")
 
 
 def loader(report: Mapping[str, Any]) -> str:
@@ -47,11 +57,8 @@ def loader(report: Mapping[str, Any]) -> str:
     if report["sentence_transformers"]:
         kind = "CrossEncoder" if "Classification" in report["model_class"] else "SentenceTransformer"
         return f'from sentence_transformers import {kind}\n\nmodel = {kind}("this folder", backend="{backend}")'
-    module, prefix = OPTIMUM[backend]
-    found = (name for end, name in HEADS.items() if report["model_class"].endswith(end))
-    kind = prefix + next(found, "ForFeatureExtraction")
-    options = ", use_cache=False" if kind.endswith("CausalLM") else ""
-    return f'from {module} import {kind}\n\nmodel = {kind}.from_pretrained("this folder"{options})'
+    kind, options = _optimum(report), ", use_cache=False" if is_decoder(report) else ""
+    return f'from {OPTIMUM[backend][0]} import {kind}\n\nmodel = {kind}.from_pretrained("this folder"{options})'
 
 
 def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
