@@ -59,6 +59,7 @@ PUBLIC = {
         "bundled_head_",
         "fit_classifier_",
         "frontier",
+        "push_to_hub",
     },
     "snnk.sklearn": {"SNNKFeatures", "SNNKRegressor", "SNNKClassifier"},
     "snnk.peft": {"SNNKConfig", "fit_directions_", "to_lora"},

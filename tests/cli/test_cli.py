@@ -15,7 +15,7 @@ from snnk.cli import commands, make_app
 # The test row of each command: the function that it calls, and options without a namesake among its arguments.
 TWINS = {
     "compress": ("snnk.hf.compress", {"base"}),
-    "export": ("snnk.hf.export", set()),
+    "export": ("snnk.hf.export", {"base"}),
     "demo": (None, {"out"}),
     "frontier": ("snnk.hf.frontier", set()),
     "finetune": ("snnk.finetune.FinetuneConfig", {"features", "classification", "resume"}),

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
+from sentence_transformers import CrossEncoder
 
 from snnk.finetune import finetune, load, predict, predictions
 
@@ -145,12 +146,11 @@ MARK = "torch.nn.modules.linear.Identity"
     ],
 )
 def test_scores_are_those_of_the_cross_encoder_of_sentence_transformers(tmp_path, options, softmax):
-    library = pytest.importorskip("sentence_transformers")
     reranker(tmp_path / "model", **options)
     rows = [{"query": a, "passage": b} for a, b in zip(make_texts(12), make_texts(12, seed=1), strict=True)]
     data = put(tmp_path / "pairs.csv", rows)
     predict(tmp_path / "model", data, out=tmp_path / "p.jsonl", text="query", text_pair="passage", batch_size=5)
-    encoder = library.CrossEncoder(str(tmp_path / "model"), device="cpu")
+    encoder = CrossEncoder(str(tmp_path / "model"), device="cpu")
     expected = encoder.predict([list(row.values()) for row in rows], apply_softmax=softmax)
     names = [f"probability_{name}" for name in CLASSES["id2label"].values()] if softmax else ["score"]
     found = torch.tensor([[row[name] for name in names] for row in get(tmp_path / "p.jsonl")])
@@ -159,8 +159,7 @@ def test_scores_are_those_of_the_cross_encoder_of_sentence_transformers(tmp_path
 
 
 def test_a_folder_that_the_cross_encoder_has_saved_keeps_its_activation(tmp_path):
-    library = pytest.importorskip("sentence_transformers")
-    encoder = library.CrossEncoder(str(reranker(tmp_path / "model")), device="cpu", activation_fn=torch.nn.Identity())
+    encoder = CrossEncoder(str(reranker(tmp_path / "model")), device="cpu", activation_fn=torch.nn.Identity())
     encoder.save_pretrained(str(tmp_path / "saved"))
     data = put(tmp_path / "pairs.csv", [{"query": "w1 w2", "passage": "w3"}])
     predict(tmp_path / "saved", data, out=tmp_path / "p.csv", text="query", text_pair="passage")

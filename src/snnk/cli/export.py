@@ -9,6 +9,7 @@ import typer
 from snnk import _io
 from snnk.cli import _options
 from snnk.cli._printing import say, show_table, wrote
+from snnk.cli._tuned import whole_model
 
 GROUP = _options.COMPRESS
 EXAMPLES = (
@@ -39,17 +40,19 @@ def command(
     column: _options.Column = None,
     max_length: _options.MaxLength = 128,
     texts: _options.Texts = True,
+    base: _options.Base = None,
     seed: _options.Seed = 0,
 ) -> None:
     """Export a Hugging Face model, compressed or not, to ONNX or OpenVINO, in float32 or int8."""
-    options = {name: value for name, value in locals().items() if name not in ("model", "calibration", "out")}
+    options = {name: value for name, value in locals().items() if name not in ("model", "calibration", "out", "base")}
     _io.check_out(out)
     _options.require("transformers", extra="hf")
     from snnk.hf import export
     from snnk.hf.compression import figures
     from snnk.hf.serve import report as pages
 
-    found = export(model, calibration, out=out, say=say, **options)
+    with whole_model(model, base, calibration, column) as (folder, options["column"]):
+        found = export(folder, calibration, out=out, say=say, **options)
     heads = pages.heads(found)
     rows = [dict(zip(heads, row, strict=True)) for row in pages.rows(found)]
     show_table(found["base_model"], {head: head for head in heads}, rows)

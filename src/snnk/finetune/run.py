@@ -25,7 +25,7 @@ from snnk._environment import environment
 from snnk.finetune.card import model_card
 from snnk.finetune.config import FinetuneConfig
 from snnk.finetune.data import Data
-from snnk.finetune.inputs import Inputs, is_images, read
+from snnk.finetune.inputs import PARTS, Inputs, is_images, read
 from snnk.finetune.loading import FORMAT, bits, fingerprint, load_base, mark_pairs, place_from, set_padding
 from snnk.finetune.methods import METHODS, Method, Setup, nothing
 from snnk.finetune.trainer import Progress, Trained, evaluate, peak_memory, train
@@ -185,13 +185,19 @@ def _finetune(
         "classifier_start": start,
         "training": _training(found),
         "settings": asdict(settings),
-        "config": {k: v for k, v in asdict(config).items() if k not in ("model", "out", "data_dir")},
+        "config": _options(config),
         "seed": config.seed,
         "versions": environment(),
     }
     _write(model, processor, metrics, config, out)
     checkpoint.unlink(missing_ok=True)
     return FinetuneResult(out, model, processor, metrics)
+
+
+def _options(config: FinetuneConfig) -> dict[str, Any]:
+    """The options of a run without the paths of its machine: files are named, as in the description of the data."""
+    kept = {k: v for k, v in asdict(config).items() if k not in ("model", "out", "data_dir")}
+    return kept | {part: Path(kept[part]).name for part in PARTS if kept[part] and Path(kept[part]).exists()}
 
 
 def check_out(out: Path, checkpoint: Path, resume: bool) -> None:

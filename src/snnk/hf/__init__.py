@@ -13,6 +13,7 @@ from snnk.hf.compression.pipeline import compress
 from snnk.hf.compression.planning import plan
 from snnk.hf.compression.plans import Plan
 from snnk.hf.finding import find_ffns
+from snnk.hf.hub import push_to_hub
 from snnk.hf.quantizer import register
 from snnk.hf.serve.exporting import export
 from snnk.hf.serve.frontier import frontier
@@ -33,6 +34,7 @@ __all__ = [
     "load_calibration",
     "merge_pooler_",
     "plan",
+    "push_to_hub",
     "replace_ffn_",
     "replace_pooler_",
 ]
