@@ -4,8 +4,9 @@
     python benchmarks/decoder.py --quick
 
 The data are valid.txt and test.txt of wikitext-2, gzipped or not. Each is tokenized as one text and cut into windows of
-256 tokens without overlap. Calibration and distillation read windows of the valid split. Perplexity is measured once
-per row, in float32, on 32 windows that are spread evenly over the test split, over all tokens but the first of each.
+256 tokens without overlap. Calibration and distillation read different windows of the valid split. Perplexity is
+measured once per row, in float32, on 32 windows that are spread evenly over the test split, over all tokens but the
+first of each.
 A size is the part that is left of the parameters of all linear layers inside the transformer's layers; embeddings are
 not counted. Latency is processor time on one thread to read 256 tokens, over that of the original, measured in turns.
 The time to compress is given in minutes of the clock and of the processor, summed over threads: fifteen minutes on two
@@ -61,10 +62,19 @@ class Task:
     test: list[Batch]
 
 
-def split(ids: Tensor, config: Config, count: int) -> list[Batch]:
-    """Windows that are spread evenly over a text, in batches; neighbours in the text are in different batches."""
-    windows = ids[: len(ids) // config.window * config.window].view(-1, config.window)
-    chosen = windows[torch.linspace(0, len(windows) - 1, min(count, len(windows))).round().long()]
+def windows(ids: Tensor, config: Config) -> Tensor:
+    return ids[: len(ids) // config.window * config.window].view(-1, config.window)
+
+
+def spread(found: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Windows that are spread evenly over a text, and the others."""
+    taken = torch.zeros(len(found), dtype=torch.bool)
+    taken[torch.linspace(0, len(found) - 1, min(count, len(found))).round().long()] = True
+    return found[taken], found[~taken]
+
+
+def batched(chosen: Tensor, config: Config) -> list[Batch]:
+    """Batches of windows; neighbours in the text are in different batches."""
     count = -(-len(chosen) // config.texts_per_step)
     parts = [chosen[i::count] for i in range(count)]
     return [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in parts]
@@ -79,10 +89,9 @@ def load(args: argparse.Namespace, config: Config) -> tuple[Any, Task]:
         return torch.tensor(tokenizer(text.decode())["input_ids"])
 
     model = AutoModelForCausalLM.from_pretrained(args.model, trust_remote_code=False, dtype=torch.float32).eval()
-    valid = ids("valid")
-    return model, Task(
-        split(valid, config, config.fit), split(valid, config, config.distill), split(ids("test"), config, config.test)
-    )
+    fit, others = spread(windows(ids("valid"), config), config.fit)
+    parts = fit, spread(others, config.distill)[0], spread(windows(ids("test"), config), config.test)[0]
+    return model, Task(*(batched(part, config) for part in parts))
 
 
 def make(config: Config) -> tuple[Any, Task]:
@@ -90,7 +99,7 @@ def make(config: Config) -> tuple[Any, Task]:
     torch.manual_seed(config.seed)
     sizes: Any = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=100, **sizes)).eval()
-    return model, Task(*(split(torch.randint(100, (32 * 24,)), config, 24) for _ in range(3)))
+    return model, Task(*(batched(torch.randint(100, (24, config.window)), config) for _ in range(3)))
 
 
 def layers_of(model: Any) -> list[nn.Module]:

@@ -137,7 +137,7 @@ def test_models_of_pairs(run, tmp_path, labels, figure):
     options = ["--calibration", tmp_path / "pairs.csv", "--refine", 0, "--recover", 2, "--keep", 0.5]
     args = ["compress", folder, *options, "--out", tmp_path / "out"]
     code, out, err = run(*args, "--column", "query,passage")
-    assert code == 0 and "108 pairs of pairs.csv, column 'query,passage'; 12 others are held out" in out, err
+    assert code == 0 and "108 pairs of pairs.csv, column 'query,passage'; held out: 12" in out, err
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["calibration"]["kind"] == "pairs" and report["calibration"]["column"] == "query,passage"
     (held,) = report["held_out"]
@@ -282,7 +282,7 @@ def test_a_latency_that_is_missed_is_warned_of(run, bert, texts, tmp_path, monke
     monkeypatch.setattr(
         "snnk.hf.compression.planning.measure_times", lambda model, *_, **__: replace(made_up_timings(model), **busy)
     )
-    monkeypatch.setattr("snnk.hf.compression.pipeline.compare", lambda models, **_: [0.004, 0.002])
+    monkeypatch.setattr("snnk.hf.compression.pipeline.compare", lambda models, **_: [1e-9 * work_of(models[0]), 0.002])
     options = [
         "--target-speedup",
         1.3,
@@ -311,7 +311,7 @@ def test_images(run, tmp_path):
     processor = ViTImageProcessorPil(size={"height": 16, "width": 16})
     folder, images = save(model, tmp_path / "vit", processor), make_images(tmp_path / "images", 20)
     code, out, _ = run("compress", folder, "--calibration", images, "--out", tmp_path / "out")
-    assert code == 0 and "18 images of images; 2 others are held out" in out
+    assert code == 0 and "18 images of images; held out: 2" in out
     assert (tmp_path / "out" / "preprocessor_config.json").exists()
     loaded, batches = transformers.AutoModel.from_pretrained(tmp_path / "out"), load_calibration(images, processor)
     assert outputs(loaded, batches).isfinite().all() and hf.find_ffns(loaded)[0].width == 8
@@ -441,6 +441,9 @@ def test_without_calibration_a_model_of_images_or_of_other_words_is_refused(run,
         (["--keep", "x"], "--keep"),
         (["--keep", 0.0001], "keep 0.0001 would leave next to nothing of each block; the least is 0.01"),
         (["--keep", 0.5, "--target-speedup", 1.5], "give one of keep"),
+        (["--recover-minutes", "nan"], "recover_minutes must be a positive number"),
+        (["--recover-minutes", 0], "recover_minutes must be a positive number"),
+        (["--target-size", "10GB"], "target_size 10GB is met by the model as it is"),
         (["--target-size", "big"], "target_size must be like"),
         (["--target-size", "1KB"], "cannot be reached"),
         (["--target-speedup", -1], "target_speedup must be a positive number"),

@@ -178,7 +178,7 @@ def test_held_out_texts_are_what_is_left_of_a_longer_file_with_their_names(tmp_p
     assert found.items > 100 and held.items == 50 and held.source == "data.txt" and found.names == ()
     assert in_order(held) == list(held.names) and set(held.names) <= set(texts)
     assert not set(held.names) & set(decoded(found)) and held.held_out is None
-    assert "; 50 others are held out" in str(found)
+    assert "; held out: 50" in str(found)
     wide = load_calibration(path, make_tokenizer(), max_tokens=2000, held_out=50, more_tokens=900, batch_size=8)
     parts = [set(part) for part in (decoded(wide), wide.held_out.names, decoded(wide.more))]
     assert [bool(part) for part in parts] == [True] * 3 and len(set.union(*parts)) == sum(map(len, parts))

@@ -45,4 +45,13 @@ def test_narrow_texts():
     assert "0.950" in found and "0.850" in found and "texts of more kinds" in found
     assert "same best 0.990" in doubts.narrow({"same best": 0.99, "KL divergence": 0.1}, {"same best": 0.9})
     assert "end: cosine" in doubts.narrow({"end: cosine": 0.99}, {"end: cosine": 0.9})
-    assert doubts.narrow({"Pearson": 0.9}, {"Pearson": 0.1}) is None
+    assert "Spearman" in doubts.narrow({"Pearson": 0.9, "Spearman": 0.9}, {"Pearson": 0.1, "Spearman": 0.1})
+    assert "same next token" in doubts.narrow({"same next token": 0.9}, {"same next token": 0.6})
+    assert doubts.narrow({"cosine": 0.9999}, {"cosine": 0.99}) is None  # both are as good as equal
+    assert doubts.narrow({"KL divergence": 0.1}, {"KL divergence": 9.0}) is None
+
+
+def test_few_inputs_to_measure_on_and_outputs_worse_than_a_constant():
+    assert "on 15 held-out texts" in doubts.scarce(15, "texts") and doubts.scarce(100, "texts") is None
+    assert "1.55 times" in doubts.ruined({"relative squared error": 1.55})
+    assert doubts.ruined({"relative squared error": 0.9}) is None

@@ -286,9 +286,9 @@ _T5 = Architecture(
 _GATED_T5 = replace(_T5, up="layer.1.DenseReluDense.wi_1", gate="layer.1.DenseReluDense.wi_0")
 
 # By config.model_type, followed by the variant that VARIANTS finds. A new row needs a tiny configuration in
-# tests/helpers/architectures.py and nothing else: the tests of wiring and of saving run over all rows. Of models with
-# an encoder and a decoder (T5, Whisper) a row names the layers of the encoder. A model of several towers (CLIP) needs
-# no row of its own, as each tower has one.
+# tests/helpers/architectures.py and nothing else: the tests of wiring and of saving run over all rows. A row of
+# models with an encoder and a decoder (T5, Whisper) names the layers of the encoder. A model of several towers (CLIP)
+# needs no row of its own, as each tower has one.
 ARCHITECTURES: dict[str, Architecture] = {
     "bert": _BERT,
     "bloom": replace(

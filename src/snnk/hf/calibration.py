@@ -100,7 +100,7 @@ class Calibration(list[dict[str, Tensor]]):
 
     def __str__(self) -> str:
         column = "" if self.column is None else f", column {self.column!r}"
-        held = "" if self.held_out is None else f"; {self.held_out.items:,} others are held out"
+        held = "" if self.held_out is None else f"; held out: {self.held_out.items:,}"
         return f"{self.items:,} {self.kind} of {printable(self.source)}{column}{held}"
 
 

@@ -211,7 +211,7 @@ def _reading_arrow(path: Path) -> Iterator[tuple[Any, Any]]:
 
 
 def arrow_columns(source: str | Path) -> dict[str, bool]:
-    """The columns of a table of Arrow, and whether its schema says that they are strings; {} for all other sources."""
+    """The columns of a table of Arrow, and whether they are strings by its schema; {} for all other sources."""
     path = Path(source)
     schema, _ = arrow_schema(path)
     if schema is None:

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 FEW = 20  # tokens per feature of the largest block
+SCARCE = 100  # inputs that agreement is measured on
 BROKEN = 1.4  # tokens per word, in parts of those of general text
-NARROW = 2.0  # loss on general text, in parts of the loss on the given inputs
+NARROW, LEAST = 2.0, 0.02  # loss on general text, in parts of the loss on the given inputs, and beyond that
+ALIKE = ("cosine", "same best", "same next token", "Spearman")  # figures of which 1 is the best
 BUSY = 0.2  # part of a measurement in which the process did not run
 LATE = 1.1  # measured latency, in parts of the predicted one
 WIDE = 0.3  # part of characters of scripts without spaces, from which on words cannot be counted
@@ -35,6 +37,35 @@ def few(tokens: int, features: int, texts: int) -> str | None:
         f"{texts:,} inputs with {tokens:,} tokens are few for blocks of {features} features: their errors on other "
         f"inputs are larger than they seem here; give {-(-wanted // 10) * 10:,} or more"
     )
+
+
+def scarce(inputs: int, kind: str) -> str | None:
+    """Too few inputs to measure on: a mean of them is rough, and the worst of them is not the worst in use.
+
+    Example:
+        >>> scarce(15, "texts")  # doctest: +ELLIPSIS
+        'agreement is measured on 15 held-out texts: ... give 1,000 texts or more'
+        >>> scarce(500, "texts") is None
+        True
+    """
+    if inputs >= SCARCE:
+        return None
+    return (
+        f"agreement is measured on {inputs} held-out {kind}: figures of so few are rough, and the worst of them is not "
+        f"the worst in use; give 1,000 {kind} or more"
+    )
+
+
+def one_sided(encoder_decoder: bool) -> str | None:
+    """A decoder behind an encoder, which is left alone.
+
+    Example:
+        >>> one_sided(True)
+        'the encoder alone is compressed: the decoder behind it stays as it is, and takes its time as before'
+    """
+    if not encoder_decoder:
+        return None
+    return "the encoder alone is compressed: the decoder behind it stays as it is, and takes its time as before"
 
 
 def unreached(layers: int, kind: str) -> str | None:
@@ -120,14 +151,30 @@ def narrow(given: Mapping[str, Any], general: Mapping[str, Any]) -> str | None:
         >>> narrow({"cosine": 0.95}, {"cosine": 0.8})  # doctest: +ELLIPSIS
         'the compressed model is close to the original on texts like these (cosine 0.950) and less so on general...'
     """
-    name = next(
-        (name for name in given if name in general and name.rpartition(": ")[2] in ("cosine", "same best")), None
-    )
-    if name is None or 1 - general[name] <= NARROW * (1 - given[name]):
+    name = next((name for name in given if name in general and name.rpartition(": ")[2] in ALIKE), None)
+    if name is None or 1 - general[name] <= NARROW * (1 - given[name]) + LEAST:
         return None
     return (
         f"the compressed model is close to the original on texts like these ({name} {given[name]:.3f}) and less so on "
         f"general text ({general[name]:.3f}): for other uses, add texts of more kinds"
+    )
+
+
+def ruined(figures: Mapping[str, Any]) -> str | None:
+    """Numbers that a constant would approximate better.
+
+    Example:
+        >>> ruined({"relative squared error": 1.5})  # doctest: +ELLIPSIS
+        'the error of the outputs is 1.50 times their variance, and a constant has 1: ...'
+        >>> ruined({"cosine": 0.9}) is None
+        True
+    """
+    error = figures.get("relative squared error", 0.0)
+    if error < 1:
+        return None
+    return (
+        f"the error of the outputs is {error:.2f} times their variance, and a constant has 1: keep more of the model, "
+        "or give more inputs"
     )
 
 

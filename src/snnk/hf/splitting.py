@@ -1,6 +1,6 @@
 """Inputs to fit to, held-out inputs for measurements, and further ones, none of which is an input of two kinds.
 
-What counts are the tokens that the model reads: texts that differ only behind the cut at the maximal length are the
+The tokens that the model reads count: texts that differ only behind the cut at the maximal length are the
 same input. Pairs with the same first text, such as a query with several answers, are a group. A group is held out as a
 whole or not at all, so that measurements show how the model does on queries that it was not fitted to.
 """

@@ -217,7 +217,7 @@ def _of_vectors(a: Tensor, b: Tensor) -> _Compared:
 def _neighbours(a: Tensor, b: Tensor) -> dict[str, float]:
     """Agreement of the nearest neighbours of unit vectors (n, d) among the others, by cosine.
 
-    Of few vectors the ten nearest are most of them, so that their agreement is left out.
+    The ten nearest are most of the vectors if these are few: their agreement is left out then.
     """
     count = min(NEIGHBOURS, len(a) - 1)
     if count < 1:

@@ -50,7 +50,8 @@ WORDS = {  # of the page
     "held-out error": "Squared error of a block over the variance of its target, which is what it must add to restore "
     "the original's residual stream (the vector per token that each block adds to). It is measured on calibration "
     "inputs that the block was not fitted to: 0 is exact, and 1 is as wrong as a constant.",
-    "predicted error": "The same error, as the plan expected it.",
+    "predicted error": "What the plan expected of the block alone, in the original model. The held-out error is "
+    "often larger: there the block also has to repair what earlier blocks lost.",
     "distillation": "Training of everything that was replaced to return the original's outputs. The distance between "
     "the outputs of the two is 0 if they are equal. Its length is chosen by inputs that are neither trained on nor "
     "among those of the figures of agreement.",

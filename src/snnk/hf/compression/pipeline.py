@@ -214,7 +214,7 @@ def check_settings(settings: dict[str, Any], calibration: Path | None) -> None:
     if settings["format"] == "plain" and (settings["joint"] or settings["kind"] != "atoms"):
         found = "joint" if settings["joint"] else f"kind {settings['kind']!r}"
         raise ValueError(f"format 'plain' needs atoms, as many in every block (--equal); got {found}")
-    for name in ("target_speedup", "max_error"):
+    for name in ("target_speedup", "max_error", "recover_minutes"):
         if settings[name] is not None:
             _checks.positive(settings[name], name)
     parse_layers(settings["layers"])
@@ -417,7 +417,8 @@ def fit_and_write(
     batches, layers, pooling = inputs.batches, prepared.layers, prepared.outputs.pooling
     blocks = len(find_blocks(network))
     timed = any(settings[name] is not None for name in TIMED)
-    warned = _warn([doubts.unreached(prepared.away, inputs.given.kind)], say)
+    behind = bool(getattr(network.config, "is_encoder_decoder", False)) and not is_causal(network)
+    warned = _warn([doubts.unreached(prepared.away, inputs.given.kind), doubts.one_sided(behind)], say)
     if prepared.away and settings["plan"] is None and plan is not None:
         plan = _plan(network, {**settings, "layers": layers}, timings=plan.timings)
     asked = {**settings, "plan": None if settings["plan"] is None or plan is None else plan.to_dict()}
@@ -464,6 +465,8 @@ def fit_and_write(
         sets = [measure(original, network, held, pooling=pooling, texts=settings["texts"]) for held in inputs.held_out]
         for figures in (done.agreement, *(found["figures"] for found in sets)):
             _check_finite(figures)
+        own = sets[0]
+        warned += _warn([doubts.scarce(own["inputs"], own["kind"]), doubts.ruined(own["figures"])], say)
         if len(sets) > 1:
             warned += _warn([doubts.narrow(*(held["figures"] for held in sets))], say)
         progress("measuring latency", blocks, blocks)
@@ -472,8 +475,9 @@ def fit_and_write(
             timing = _timing(original, network, plan, done)
         except Exception as error:  # of a runtime; the compressed model must not be lost
             warned += _warn([doubts.untimed(error)], say)
-        if timing is not None:
-            warned += _warn([doubts.late(timing["predicted_seconds"], timing["compressed_seconds"])], say)
+        if timing is not None and plan.timings is not None:
+            drift = timing["original_seconds"] / plan.timings.seconds  # of the machine, since the plan was made
+            warned += _warn([doubts.late(drift * timing["predicted_seconds"], timing["compressed_seconds"])], say)
         found = {
             "format": pages.FORMAT,
             "base_model": prepared.name,

@@ -114,7 +114,14 @@ def plan(
         factor = _factor(target_speedup) if target_latency is None else None
         seconds = None if target_latency is None else _quantity(target_latency, SECONDS, A_TIME)
         timings = timings or measure_times(model, in_memory(chosen), kind=kind, tokens=tokens, runtime=runtime)
+        if seconds is not None and seconds >= timings.seconds:
+            raise ValueError(
+                f"target_latency {target_latency} is met by the model as it is, which takes "
+                f"{1e3 * timings.seconds:.3g} ms; choose a shorter time"
+            )
         budget = _time(timings, seconds or timings.seconds / (factor or 1.0))
+    if kind == "atoms":
+        _check_reachable(chosen, budget)
     if batches is None and choices is None:
         attention = [block for block in chosen if isinstance(block, Attention)]
         if timed or (attention and (keep is None or any(block.names.fixed for block in attention))):
@@ -209,6 +216,21 @@ def _allocate(options: list[list[Option]], budget: Budget) -> list[BlockPlan]:
         chosen[i] = priced[i][j]
 
 
+def _check_reachable(blocks: list[ModelBlock], budget: Budget) -> None:
+    """Refuse a budget that no choice meets, before any inputs are read."""
+    least = 0.0
+    for block in blocks:
+        found = [option(block, KEPT)]
+        if isinstance(block, FFN):
+            found.append(option(block, "drop"))
+        elif isinstance(block, Attention):
+            found.append(option(block, LOW_RANK, ranks=(block.head_size if block.names.fixed else 1, 1)))
+        least += min(map(budget.cost, found))
+    if least > budget.most:
+        what = f"the smallest choice for every block has {budget.shown(least)}"
+        raise ValueError(f"the budget is {budget.shown(budget.most)}, and {what}; choose an easier target")
+
+
 def _share(block: ModelBlock, kind: str, share: float, exact: bool = False) -> BlockPlan:
     """The block with a share of its neurons or of the dimensions per head."""
     if isinstance(block, FFN):
@@ -271,11 +293,16 @@ def _parameters(model: PreTrainedModel, blocks: list[ModelBlock], keep: Any, siz
         whole = sum(tensor.nbytes for tensor in stored(model).values())
         one = blocks[0].linears[-1].weight.element_size()
         wanted, rest = _quantity(size, BYTES, A_SIZE), whole - here * one
+        if wanted >= whole:
+            raise ValueError(
+                f"target_size {size} is met by the model as it is, which takes {whole / 1e6:.1f} MB; choose a "
+                "smaller size"
+            )
         if wanted <= rest:
             raise ValueError(
                 f"target_size {size} cannot be reached: without these blocks the model takes {rest / 1e6:.1f} MB"
             )
-        most = min(float(here), (wanted - rest) / one)
+        most = (wanted - rest) / one
     return Budget(most, attrgetter("parameters"), lambda cost: f"{cost:,.0f} parameters")
 
 
@@ -289,8 +316,8 @@ def _time(timings: Timings, seconds: float) -> Budget:
 
 
 def _factor(speedup: Any) -> float:
-    if not _checks.is_number(speedup) or not 1 <= speedup < float("inf"):
-        raise ValueError(f"target_speedup must be a number of at least 1; got {speedup!r}")
+    if not _checks.is_number(speedup) or not 1 < speedup < float("inf"):
+        raise ValueError(f"target_speedup must be a number above 1; got {speedup!r}")
     return float(speedup)
 
 

@@ -81,7 +81,7 @@ class TimedBlocks:
 
     @property
     def misfit(self) -> float:
-        """The largest distance, in seconds of the whole model, between a time and what the fit says."""
+        """The largest distance, in seconds of the whole model, between a time and the fit."""
         first = self.times[0].seconds
         return max(
             abs(first + len(self.blocks) * self.slower(t.kind, t.num_features, t.ranks) - t.seconds) for t in self.times

@@ -1,9 +1,9 @@
 r"""Times of a model with blocks of other sizes, measured on this machine.
 
 How long a block takes does not follow from its multiply-adds: it depends on the processor, the batch, the runtime, and
-on what the rest of the model leaves in the caches. So the whole model is run: in a copy that shares its weights, all
-blocks of one shape become one size, filled with random numbers, and the copy and the model take turns. No block has to
-be fitted, and the table of times.py has a few rows for each shape of block.
+on what the rest of the model leaves in the caches. Therefore the whole model is run: in a copy that shares its weights,
+all blocks of one shape become one size, filled with random numbers, and the copy and the model take turns. No block has
+to be fitted, and the table of times.py has a few rows for each shape of block.
 serve/latency.py has the clocks.
 """
 
