@@ -440,7 +440,7 @@ def test_without_a_file_the_general_text_is_read():
     assert found.source == "general text of snnk" and found.column is None and found.held_out.items == 40
     assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(found, again, strict=True))
     tokens = sum(int(batch["attention_mask"].sum()) for batch in found)
-    assert 3000 <= tokens < 3500 and "general text of snnk; 40 others" in str(found)
+    assert 3000 <= tokens < 3500 and "general text of snnk; held out: 40" in str(found)
     used = {
         tuple(ids[mask.bool()].tolist()) for batch in found for ids, mask in zip(*map(batch.get, KEYS), strict=True)
     }
