@@ -16,7 +16,7 @@ GROUP = _options.COMPRESS
 RERUN = "keeps the budgets that are finished"
 EXAMPLES = (
     "snnk frontier my-model --calibration sentences.txt --out curve",
-    "snnk frontier my-model --calibration sentences.txt --budgets 0.4,0.2 --save --out curve",
+    "snnk frontier my-model --calibration sentences.txt --budgets 0.4,0.2 --for openvino-int8 --out curve",
 )
 
 
@@ -33,6 +33,14 @@ def command(
     budgets: Annotated[
         str, typer.Option(help="Values of keep, the part of the blocks' parameters that stays.")
     ] = "0.5,0.33,0.25,0.15",
+    serve_as: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            help="Also export the original and every budget, and compare these: openvino-int8, onnx-int8, openvino or "
+            "onnx. Default: int8 of the original alone, if a runtime for it is installed.",
+        ),
+    ] = None,
     save: Annotated[
         bool, typer.Option("--save", help="Keep the compressed models, in folders such as keep-0.33.")
     ] = False,

@@ -25,7 +25,9 @@ OPTIONS = {"budgets": [0.3, 0.6], "refine": 2, "recover": 6}
 
 @pytest.fixture(autouse=True)
 def brief(quick, monkeypatch):
+    """Short measurements, and no runtime for a default rival."""
     monkeypatch.setattr(module, "SECONDS", 0.0)
+    monkeypatch.setattr(module, "_installed", list)
 
 
 @pytest.fixture
@@ -142,6 +144,49 @@ def test_static_embeddings_are_compared_by_neighbours(texts, tmp_path, monkeypat
     assert page.tags.count("circle") == 6 and "model2vec of the original" in page.texts
 
 
+@pytest.mark.parametrize("form", ["onnx-int8", "openvino"])
+def test_all_models_are_compared_as_they_are_served(form, bert, texts, tmp_path):
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("openvino" if form == "openvino" else "onnxruntime")
+    options = {**OPTIONS, "budgets": [0.5], "recover": 0, "serve_as": form}
+    points = frontier(bert, texts, out=tmp_path / "curve", **options)["points"]
+    names = ["original", "keep 0.5", f"original, {form}", f"keep 0.5, {form}"]
+    assert [point["name"] for point in points] == names and [p["keep"] for p in points] == [1.0, 0.5, 1.0, 0.5]
+    _, small, exported, both = (point["held_out"][0]["figures"]["cosine"] for point in points)
+    assert exported > (0.9 if form.endswith("int8") else 0.999) and both == pytest.approx(small, abs=0.05)
+    assert all(min(point["seconds"]) > 0 for point in points) and not (tmp_path / "curve.checkpoint").exists()
+    page = check_page((tmp_path / "curve" / "report.html").read_text())
+    assert page.tags.count("circle") == 8 and page.tags.count("polyline") == 4
+
+
+def test_int8_of_the_original_is_the_default_rival(bert, texts, tmp_path, monkeypatch):
+    """A rival that cannot be made is a note; what was asked for by name is an error, before any fit."""
+    options = {**OPTIONS, "budgets": [0.5], "recover": 0}
+    made, said = [], []
+    monkeypatch.setattr(module, "_installed", lambda: ["openvino-int8", "onnx-int8"])
+
+    def served(prepared, point, network, work, form, threads):
+        made.append((point.name, form, threads))
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(module, "_served", served)
+    found = frontier(bert, texts, out=tmp_path / "curve", say=said.append, **options)
+    assert made == [("original", "openvino-int8", 1)] and len(found["points"]) == 2
+    assert "note: there is no point of openvino-int8 to compare with: no memory" in said
+    monkeypatch.setattr(module.graphs, "write_onnx", lambda *args: 1 / 0)
+    monkeypatch.setattr(module, "fit_and_write", None)
+    with pytest.raises(ZeroDivisionError):
+        frontier(bert, texts, out=tmp_path / "other", serve_as="onnx", **options)
+
+
+def test_a_form_whose_package_is_missing_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("snnk.hf.serve.exporting.find_spec", lambda name: None if name == "nncf" else name)
+    with pytest.raises(ImportError, match=r"an export to openvino needs nncf; install the extra serve"):
+        frontier("no-such-model", out=tmp_path / "curve", serve_as="openvino-int8")
+    with pytest.raises(ValueError, match="unknown serve_as 'onxx'; did you mean 'onnx'"):
+        frontier("no-such-model", out=tmp_path / "curve", serve_as="onxx")
+
+
 def test_too_few_tokens_leave_equal_shares(bert, texts, tmp_path, monkeypatch):
     def refuse(*args, **options):
         raise TooFewTokens("9 tokens are too few")
@@ -180,7 +225,14 @@ def test_the_command_shows_all_points(run, bert, texts, tmp_path):
 def report_of(*figures):
     """frontier.json with these figures, one set per point."""
     points = [
-        {"name": f"p{i}", "keep": 1 / (i + 1), "bytes": 10**6, "seconds": [0.001 * (i + 1), 0.01], "held_out": [held]}
+        {
+            "name": f"p{i}",
+            "keep": 1 / (i + 1),
+            "form": "torch",
+            "bytes": 10**6,
+            "seconds": [0.001 * (i + 1), 0.01],
+            "held_out": [held],
+        }
         for i, held in enumerate({"name": "a", "kind": "texts", "inputs": 9, "figures": f} for f in figures)
     ]
     times = {"clock": "processor", "threads": 1, "rounds": 3, "processor": "x", "instructions": "AVX2"}

@@ -8,7 +8,8 @@ original, is the same for all budgets, but is too large to be kept: one forward 
 the fit, and one for the distillation.
 
 A budget that is finished stays in the checkpoint beside the output, and is not computed again if the run is killed.
-Latencies of all points are measured at the end, in turns, in one process.
+Latencies of all points are measured at the end, in turns, in one process. Exported models are compared with the
+original in PyTorch, like all others.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -51,7 +54,8 @@ from snnk.hf.compression.timing import described
 from snnk.hf.cost import counting_mode
 from snnk.hf.folders import makes_vectors
 from snnk.hf.models import Batch, evaluating, example_inputs, quiet
-from snnk.hf.serve import latency
+from snnk.hf.serve import graphs, latency, quantizing
+from snnk.hf.serve.exporting import check_settings as check_export
 from snnk.hf.serve.frontier_page import FORMAT, html
 from snnk.hf.serve.latency import Run, clock_of, run_torch
 from snnk.hf.serve.static import Static, static_models
@@ -59,6 +63,14 @@ from snnk.hf.serve.static import Static, static_models
 BUDGETS = (0.5, 0.33, 0.25, 0.15)
 BATCHES = (1, 32)  # inputs per batch of the two latencies
 SECONDS = 30.0  # of the measurement of one of them, at most
+# What models can be served as: format and int8 of `snnk.hf.export`. The first int8 that is installed is the default
+# rival.
+FORMS = {
+    "openvino-int8": ("openvino", "static"),
+    "onnx-int8": ("onnx", "dynamic"),
+    "openvino": ("openvino", None),
+    "onnx": ("onnx", None),
+}
 
 
 @dataclass
@@ -67,7 +79,8 @@ class Point:
 
     Attributes:
         name: for people.
-        keep: part of the parameters of blocks that stays; None for models that snnk did not make.
+        keep: part of the parameters of blocks that stays, 1 for the original; None for other models.
+        form: "torch", or a name in FORMS; None for other models.
         bytes: that it stores.
         held_out: its agreement with the original, as `measure` of agreement.py returns it.
         run: makes the function that runs it on a batch.
@@ -76,6 +89,7 @@ class Point:
 
     name: str
     keep: float | None
+    form: str | None
     bytes: int
     held_out: list[dict[str, Any]]
     run: Callable[[Batch], Run]
@@ -86,6 +100,7 @@ class Point:
         return {
             "name": self.name,
             "keep": self.keep,
+            "form": self.form,
             "bytes": self.bytes,
             "seconds": [found.seconds[self.name] for found in times],
             "held_out": [{**held, "worst": []} for held in self.held_out],
@@ -100,6 +115,7 @@ def frontier(
     *,
     out: str | Path,
     budgets: Sequence[float] = BUDGETS,
+    serve_as: str | None = None,
     save: bool = False,
     length: int = 32,
     threads: int = 1,
@@ -116,16 +132,19 @@ def frontier(
 ) -> dict[str, Any]:
     """Compress a model with several budgets, and compare size, latency and agreement; what `snnk frontier` does.
 
-    If model2vec or wordllama is installed, their static embeddings are points to compare a sentence encoder with.
+    int8 of the original is a point to compare with, if a runtime is installed (the extra serve); so are the static
+    embeddings of model2vec and wordllama for a sentence encoder, if these packages are.
 
     Args:
         model: folder of a Hugging Face model, also of sentence-transformers, or its name on the hub.
         calibration: unlabelled inputs, as for `snnk.hf.compress`. Default: general English text.
         out: new folder for frontier.json and report.html.
         budgets: values of `keep`, the part of the parameters of blocks that stays.
+        serve_as: "openvino-int8", "onnx-int8", "openvino" or "onnx": also export the original and the model of every
+            budget, and compare these. Default: int8 of the original alone, if a runtime for it is installed.
         save: also keep the compressed models, in folders such as keep-0.33 in `out`.
         length: tokens per text of the batches of 1 and 32 texts whose latency is measured.
-        threads: of torch while latency is measured.
+        threads: of torch and of the other runtime while latency is measured.
         layers, blocks, refine, recover, column, max_length, seed: of `snnk.hf.compress`, for every budget.
         recover_minutes: most minutes of distillation per budget, with recover="auto".
         say: called with lines for people.
@@ -147,13 +166,15 @@ def frontier(
         >>> BertModel(BertConfig(vocab_size=3, **sizes)).save_pretrained(folder / "model")
         >>> _ = (folder / "texts.txt").write_text("one two one two\\n" * 40)
         >>> found = frontier(folder / "model", folder / "texts.txt", out=folder / "curve", budgets=[0.5], recover=0)
-        >>> [point["name"] for point in found["points"]]
+        >>> [point["name"] for point in found["points"] if point["form"] == "torch"]
         ['original', 'keep 0.5']
     """
     out, calibration = Path(out), None if calibration is None else Path(calibration)
     budgets = check_budgets(budgets)
     _checks.positive_int(length, "length")
     _checks.positive_int(threads, "threads")
+    if serve_as is not None:
+        _check_form(serve_as)
     settings = default_settings() | {
         "layers": layers,
         "blocks": blocks,
@@ -178,6 +199,11 @@ def frontier(
         }
         prepared = prepare(opened, calibration, say)
         done = _begin(work, prepared, say)
+        if serve_as is not None:
+            progress(f"exporting to {serve_as}", 0, 1)
+            _graph(
+                prepared, prepared.network, work / f"original-{serve_as}", serve_as
+            )  # an error comes before the work
         choices: Choices | None = None
         if set(budgets) - set(done):
             progress("measuring choices for all budgets", 0, len(budgets))
@@ -198,7 +224,7 @@ def frontier(
                 choices=choices,
                 original=prepared.network,
             )
-        found = _measured(prepared, budgets, work, save, length, threads, say, progress)
+        found = _measured(prepared, budgets, work, serve_as, save, length, threads, say, progress)
         with _io.new_folder(out) as temporary:
             _io.write_json(temporary / "frontier.json", found)
             (temporary / "report.html").write_text(html(found), encoding="utf-8")
@@ -285,6 +311,7 @@ def _measured(
     prepared: Prepared,
     budgets: Sequence[float],
     work: Path,
+    serve_as: str | None,
     save: bool,
     length: int,
     threads: int,
@@ -309,6 +336,17 @@ def _measured(
         models.append(network)
         points.append(_torch(f"keep {keep:g}", keep, network, report["held_out"]))
         points[-1].folder = name_of(keep) if save else None
+    for form, only in [(serve_as, False)] if serve_as is not None else [(form, True) for form in _installed()[:1]]:
+        for i, (point, network) in enumerate(zip(list(points), models, strict=True)):
+            progress(f"exporting to {form}", i, len(models))
+            try:
+                points.append(_served(prepared, point, network, work, form, threads))
+            except Exception as error:  # of another package
+                if not only:
+                    raise
+                say(f"note: there is no point of {form} to compare with: {error}")
+            if only:
+                break
     if prepared.outputs.pooled and prepared.inputs.given.kind == "texts" and makes_vectors(prepared.folder):
         points += [
             _static(prepared, static, sets, exact) for static in static_models(prepared.folder / prepared.inner, say)
@@ -319,7 +357,7 @@ def _measured(
             modes.enter_context(counting_mode(network))
         for i, batch in enumerate(BATCHES):
             progress("measuring latency", i, len(BATCHES))
-            inputs = example_inputs(original, (batch, length))
+            inputs = _example(prepared, (batch, length))
             runs = {point.name: point.run(inputs) for point in points}
             times.append(
                 latency.measure(runs, described(inputs), threads=threads, clock=clock_of(original), seconds=SECONDS)
@@ -337,14 +375,82 @@ def _measured(
         "latency": [found.to_dict() for found in times],
         "points": [point.to_dict(times) for point in points],
         "warnings": warned,
-        "settings": {**prepared.settings, "keep": None, "budgets": list(budgets), "length": length, "threads": threads},
+        "settings": {
+            **prepared.settings,
+            "keep": None,
+            "budgets": list(budgets),
+            "serve_as": serve_as,
+            "length": length,
+            "threads": threads,
+        },
         "seed": prepared.settings["seed"],
         "versions": environment(),
     }
 
 
 def _torch(name: str, keep: float, network: PreTrainedModel, held_out: list[dict[str, Any]]) -> Point:
-    return Point(name, keep, bytes_of(network), held_out, lambda batch: run_torch(network, batch))
+    return Point(name, keep, "torch", bytes_of(network), held_out, lambda batch: run_torch(network, batch))
+
+
+def _check_form(form: str) -> None:
+    """Refuse an unknown form, and one whose packages are not installed."""
+    to, int8 = FORMS[_checks.choose(form, FORMS, "serve_as")]
+    check_export(to=to, int8=int8, max_loss=1.0)
+
+
+def _installed() -> list[str]:
+    """The int8 forms whose packages are installed."""
+    found = []
+    for form, (_, int8) in FORMS.items():
+        with suppress(ImportError):
+            _check_form(form)
+            found += [form] if int8 else []
+    return found
+
+
+def _graph(prepared: Prepared, network: PreTrainedModel, folder: Path, form: str) -> Path:
+    """The graph of a model in a folder, which is made unless it is there."""
+    to, int8 = FORMS[form]
+    if not folder.exists():
+        given = prepared.inputs.given
+        if int8 is not None:
+            quantizing.doubt(int8, given.kind, given.items)  # refuses too few inputs
+        network = network if network.dtype == torch.float32 else copy.deepcopy(network).float()
+        with _io.new_folder(folder) as temporary:
+            path = temporary / graphs.FILES["onnx"]
+            graphs.write_onnx(network, prepared.inputs.batches[0], path)
+            if to == "openvino":
+                graphs.write_openvino(path, temporary / graphs.FILES[to])
+                path.unlink()
+                path.with_name(f"{path.name}.data").unlink(missing_ok=True)
+            if int8 is not None:
+                some = list(islice(graphs.each(given), quantizing.MOST))
+                quantizing.quantize_(temporary / graphs.FILES[to], to, int8, some)
+    return folder / graphs.FILES[to]
+
+
+def _served(prepared: Prepared, point: Point, network: PreTrainedModel, work: Path, form: str, threads: int) -> Point:
+    """The same model as it is served."""
+    folder = work / f"{point.name.replace(' ', '-')}-{form}"
+    path = _graph(prepared, network, folder, form)
+    session = (graphs.open_onnx if FORMS[form][0] == "onnx" else graphs.open_openvino)(path, threads=threads)
+    pooling = prepared.outputs.pooling
+    held_out = [
+        measure(prepared.network, network, held, pooling=pooling, texts=False, run=session)
+        for held in prepared.inputs.held_out
+    ]
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    return Point(f"{point.name}, {form}", point.keep, form, size, held_out, lambda batch: lambda: session(batch))
+
+
+def _example(prepared: Prepared, tokens: tuple[int, int]) -> dict[str, Tensor]:
+    """Inputs of these sizes, with everything that a batch of the model has."""
+    found = example_inputs(prepared.network, tokens)
+    if "input_ids" in found:
+        ids = found["input_ids"]
+        full = {"attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
+        found |= {name: x for name, x in full.items() if name in prepared.inputs.batches[0]}
+    return found
 
 
 def _static(prepared: Prepared, static: Static, sets: list[Calibration], exact: list[list[Outputs]]) -> Point:
@@ -377,4 +483,4 @@ def _static(prepared: Prepared, static: Static, sets: list[Calibration], exact: 
         words = texts(batch)
         return lambda: static.encode(words)
 
-    return Point(static.name, None, static.bytes, held_out, run)
+    return Point(static.name, None, None, static.bytes, held_out, run)

@@ -10,6 +10,7 @@ from snnk.hf.compression import figures
 from snnk.hf.compression.page import GREY, NEW, STYLE, heading, scatter
 
 FORMAT = "snnk.Frontier/1"
+EXPORTED = "#c2571a"  # colour of exported models
 # The figure of the pictures is the first of these that all points have.
 MAIN = ("ten nearest in common", "same nearest", "same best", "Spearman", "same next token", "relative squared error")
 SHOWN = (
@@ -57,11 +58,17 @@ def html(report: Mapping[str, Any]) -> str:
     key = main_figure(points)
     parts = []
     for i, found in enumerate(report["latency"]):
-        own = [(p["name"], 1e3 * p["seconds"][i], _figures(p)[key]) for p in points if p["keep"] is not None]
-        others = [(p["name"], 1e3 * p["seconds"][i], _figures(p)[key]) for p in points if p["keep"] is None]
+        groups = [
+            (
+                form or "",
+                colour,
+                [(p["name"], 1e3 * p["seconds"][i], _figures(p)[key]) for p in points if p["form"] == form],
+            )
+            for form, colour in _colours(points).items()
+        ]
         across = f"milliseconds for {found['inputs']}, {found['threads']} thread(s), {found['clock']} time"
         parts.append(f"<h2>{escape(found['inputs'])}</h2>\n")
-        parts.append(scatter([("snnk", NEW, own), ("", GREY, others)], across, _words(key)))
+        parts.append(scatter(groups, across, _words(key)))
     for part, held in enumerate(points[0]["held_out"]):
         body = "".join(
             f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>\n'
@@ -94,13 +101,19 @@ def html(report: Mapping[str, Any]) -> str:
 <style>{STYLE}</style></head><body>
 <h1>{escape(title)}</h1>
 <p>Each point is a model. The further left it is, the faster, and the higher, the closer to the original on inputs that
-nothing was fitted to. The blue line is what snnk makes of {escape(report["base_model"])}.</p>
+nothing was fitted to. A line is what snnk makes of
+{escape(report["base_model"])}: blue in PyTorch, orange as it is exported.</p>
 {"".join(f"<p><b>Warning:</b> {escape(doubt)}.</p>" for doubt in report["warnings"])}
 {"".join(parts)}<h2>How it was measured</h2>
 <table>{table}</table>
 <dl>{meanings}</dl>
 </body></html>
 """
+
+
+def _colours(points: Sequence[Mapping[str, Any]]) -> dict[str | None, str]:
+    forms = dict.fromkeys(point["form"] for point in points)
+    return {form: NEW if form == "torch" else GREY if form is None else EXPORTED for form in forms}
 
 
 def _figures(point: Mapping[str, Any], part: int = 0) -> Mapping[str, float]:
