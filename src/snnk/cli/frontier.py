@@ -41,6 +41,14 @@ def command(
             "onnx. Default: int8 of the original alone, if a runtime for it is installed.",
         ),
     ] = None,
+    rivals: Annotated[
+        bool,
+        typer.Option(
+            "--rivals/--no-rivals",
+            help="Points to compare with, if their packages are installed: int8 of the original, and static embeddings "
+            "(model2vec, wordllama) for sentence encoders.",
+        ),
+    ] = True,
     save: Annotated[
         bool, typer.Option("--save", help="Keep the compressed models, in folders such as keep-0.33.")
     ] = False,

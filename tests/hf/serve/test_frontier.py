@@ -131,7 +131,7 @@ def test_static_embeddings_are_compared_by_neighbours(texts, tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "wordllama", None)  # fails to be imported
     folder, said = save(make("BertModel"), tmp_path / "bert"), []
     options = {**OPTIONS, "budgets": [0.5], "recover": 0}
-    assert len(frontier(folder, texts, out=tmp_path / "plain", **options)["points"]) == 2
+    assert len(frontier(folder, texts, out=tmp_path / "plain", **options)["points"]) == 2  # no sentence encoder
     (folder / "modules.json").write_text(
         json.dumps([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}])
     )
@@ -173,6 +173,8 @@ def test_int8_of_the_original_is_the_default_rival(bert, texts, tmp_path, monkey
     found = frontier(bert, texts, out=tmp_path / "curve", say=said.append, **options)
     assert made == [("original", "openvino-int8", 1)] and len(found["points"]) == 2
     assert "note: there is no point of openvino-int8 to compare with: no memory" in said
+    frontier(bert, texts, out=tmp_path / "alone", rivals=False, **options)
+    assert len(made) == 1
     monkeypatch.setattr(module.graphs, "write_onnx", lambda *args: 1 / 0)
     monkeypatch.setattr(module, "fit_and_write", None)
     with pytest.raises(ZeroDivisionError):

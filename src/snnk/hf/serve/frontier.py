@@ -116,6 +116,7 @@ def frontier(
     out: str | Path,
     budgets: Sequence[float] = BUDGETS,
     serve_as: str | None = None,
+    rivals: bool = True,
     save: bool = False,
     length: int = 32,
     threads: int = 1,
@@ -132,16 +133,15 @@ def frontier(
 ) -> dict[str, Any]:
     """Compress a model with several budgets, and compare size, latency and agreement; what `snnk frontier` does.
 
-    int8 of the original is a point to compare with, if a runtime is installed (the extra serve); so are the static
-    embeddings of model2vec and wordllama for a sentence encoder, if these packages are.
-
     Args:
         model: folder of a Hugging Face model, also of sentence-transformers, or its name on the hub.
         calibration: unlabelled inputs, as for `snnk.hf.compress`. Default: general English text.
         out: new folder for frontier.json and report.html.
         budgets: values of `keep`, the part of the parameters of blocks that stays.
         serve_as: "openvino-int8", "onnx-int8", "openvino" or "onnx": also export the original and the model of every
-            budget, and compare these. Default: int8 of the original alone, if a runtime for it is installed.
+            budget, and compare these. Default: int8 of the original alone, as a rival.
+        rivals: points to compare with, as far as their packages are installed: int8 of the original (the extra serve)
+            and, for a sentence encoder, static embeddings of model2vec and wordllama.
         save: also keep the compressed models, in folders such as keep-0.33 in `out`.
         length: tokens per text of the batches of 1 and 32 texts whose latency is measured.
         threads: of torch and of the other runtime while latency is measured.
@@ -165,8 +165,8 @@ def frontier(
         >>> sizes = dict(hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
         >>> BertModel(BertConfig(vocab_size=3, **sizes)).save_pretrained(folder / "model")
         >>> _ = (folder / "texts.txt").write_text("one two one two\\n" * 40)
-        >>> found = frontier(folder / "model", folder / "texts.txt", out=folder / "curve", budgets=[0.5], recover=0)
-        >>> [point["name"] for point in found["points"] if point["form"] == "torch"]
+        >>> found = frontier(folder / "model", folder / "texts.txt", out=folder / "curve", budgets=[0.5], rivals=False)
+        >>> [point["name"] for point in found["points"]]
         ['original', 'keep 0.5']
     """
     out, calibration = Path(out), None if calibration is None else Path(calibration)
@@ -224,7 +224,7 @@ def frontier(
                 choices=choices,
                 original=prepared.network,
             )
-        found = _measured(prepared, budgets, work, serve_as, save, length, threads, say, progress)
+        found = _measured(prepared, budgets, work, serve_as, rivals, save, length, threads, say, progress)
         with _io.new_folder(out) as temporary:
             _io.write_json(temporary / "frontier.json", found)
             (temporary / "report.html").write_text(html(found), encoding="utf-8")
@@ -312,6 +312,7 @@ def _measured(
     budgets: Sequence[float],
     work: Path,
     serve_as: str | None,
+    rivals: bool,
     save: bool,
     length: int,
     threads: int,
@@ -336,7 +337,8 @@ def _measured(
         models.append(network)
         points.append(_torch(f"keep {keep:g}", keep, network, report["held_out"]))
         points[-1].folder = name_of(keep) if save else None
-    for form, only in [(serve_as, False)] if serve_as is not None else [(form, True) for form in _installed()[:1]]:
+    default = [(form, True) for form in _installed()[:1] if rivals]
+    for form, only in default if serve_as is None else [(serve_as, False)]:
         for i, (point, network) in enumerate(zip(list(points), models, strict=True)):
             progress(f"exporting to {form}", i, len(models))
             try:
@@ -347,7 +349,7 @@ def _measured(
                 say(f"note: there is no point of {form} to compare with: {error}")
             if only:
                 break
-    if prepared.outputs.pooled and prepared.inputs.given.kind == "texts" and makes_vectors(prepared.folder):
+    if rivals and prepared.outputs.pooled and makes_vectors(prepared.folder) and prepared.inputs.given.kind == "texts":
         points += [
             _static(prepared, static, sets, exact) for static in static_models(prepared.folder / prepared.inner, say)
         ]
