@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/api.md", "docs/figures.md", "docs/serving.md")]
+PAGES = [
+    ROOT / name
+    for name in ("README.md", "CONTRIBUTING.md", "docs/api.md", "docs/figures.md", "docs/tuned.md", "docs/serving.md")
+]
 HOMES = ("snnk.maps", "snnk.nn", "snnk.ridge")  # packages behind the names of `snnk`
 
 

@@ -123,3 +123,16 @@ def test_a_correct_load_prints_nothing(root, tmp_path, capfd):
         capfd.readouterr()
         load(tmp_path / method)
         assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("base", 1), ("base", {"place": 1}), ("data", []), ("data", {"text": 1}), ("data", {"max_length": "9"})],
+)
+def test_metrics_that_were_changed_are_refused(root, tmp_path, key, value):
+    """They name columns and places to look at."""
+    (tmp_path / "tuned").mkdir()
+    facts = {"adapter": False, "images": False, "labels": None, "config": {"pooling": "mean"}, key: value}
+    (tmp_path / "tuned" / "metrics.json").write_text(json.dumps(facts))
+    with pytest.raises(ValueError, match=rf"metrics\.json was changed: ({key}|max_length) must"):
+        load(tmp_path / "tuned")

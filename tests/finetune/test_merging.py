@@ -1,7 +1,9 @@
 """`merge`: an adapter in the weights of its model, and what compression makes of the result."""
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -112,3 +114,23 @@ def test_a_model_of_pairs_is_marked_as_one(tmp_path):
     merge(tmp_path / "lora", tmp_path / "whole")
     assert reads_pairs(read_config(tmp_path / "whole")) and reads_pairs(read_config(tmp_path / "full"))
     assert not reads_pairs(read_config(tmp_path / "bert"))
+
+
+def test_the_code_of_the_page_on_tuned_models_runs(root, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "tuned.md").read_text()
+    save(transformers.BertForMaskedLM, tmp_path / "bert")
+    shutil.copy(root / "train.tsv", tmp_path)
+    options = {"test": None, "method": "snnk-tuned", "num_features": 2, "max_steps": 4, "learning_rate": 1e-3}
+    finetune(make_config(tmp_path, tmp_path / "tuned", pooling="model", **options))
+    (tmp_path / "texts.txt").write_text("\n".join(make_texts(400)) + "\n")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    for block in blocks:
+        exec(compile(block, "tuned.md", "exec"), names)
+    assert len(blocks) == 3 and float(names["probabilities"].sum()) == pytest.approx(1)
+    assert names["nearest"].config.r == 8
+    expected = logits(load("tuned")[0])
+    merged = [transformers.AutoModelForSequenceClassification.from_pretrained(f) for f in ("merged", "whole")]
+    for model in merged:
+        assert (logits(model.eval()) - expected).norm() < 0.2 * expected.norm()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification, PreTrainedModel
 
-from snnk import _io
+from snnk import _checks, _io
 from snnk.finetune.config import POOLING, FinetuneConfig
 from snnk.hf.classify.mean import MeanPooled
 from snnk.hf.data import pad_id
@@ -140,6 +140,12 @@ def read_metrics(folder: Path) -> dict[str, Any]:
     base = facts.get("base", {})  # files of earlier versions have none
     if not isinstance(base, dict) or not all(isinstance(base.get(key), str | None) for key in ("place", "weights")):
         raise ValueError(f"{file} was changed: base must have a place and weights as text; copy the folder again")
+    data, names = facts.get("data", {}), ("text", "text_pair", "label")
+    if not isinstance(data, dict) or not all(isinstance(data.get(key), str | None) for key in names):
+        raise ValueError(f"{file} was changed: data must name columns, {', '.join(names)}; copy the folder again")
+    lengths = data.get("max_length"), facts["config"].get("max_length")
+    if not all(length is None or (_checks.is_integer(length) and length > 0) for length in lengths):
+        raise ValueError(f"{file} was changed: max_length must be a positive number; copy the folder again")
     return facts
 
 
