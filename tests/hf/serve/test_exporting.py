@@ -267,7 +267,7 @@ def test_a_reranker_returns_the_scores_of_the_cross_encoder(tmp_path, brief):
     wanted = cross.predict(others, activation_fn=torch.nn.Identity(), convert_to_tensor=True)
     batch = make_paired()(*map(list, zip(*others, strict=True)), padding=True, return_tensors="pt")
     found = graphs.open_onnx(tmp_path / "served" / "onnx" / "model.onnx")(batch)["logits"][:, 0]
-    assert torch.allclose(found, wanted, atol=1e-5) and wanted.std() > 1e-2
+    assert torch.allclose(found, wanted, atol=1e-5) and wanted.std() > 1e-3
     assert "ORTModelForSequenceClassification" in (tmp_path / "served" / "README.md").read_text()
 
 
