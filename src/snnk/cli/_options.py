@@ -42,6 +42,14 @@ Base = Annotated[
         help="Base model of an adapter of snnk finetune, if it is not where it was: a folder, or a name on the hub."
     ),
 ]
+MaxLoss = Annotated[
+    float,
+    typer.Option(
+        help="Write nothing if the exported model loses more on held-out inputs: 1 - mean cosine for vectors, "
+        "1 - part of equal predictions for classes, 1 - Spearman correlation for scores, log of the ratio of "
+        "perplexities for decoders."
+    ),
+]
 MaxLength = Annotated[int, typer.Option(help="Most tokens per input; the model's own limit applies too.", min=1)]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.", min=0, max=2**31)]
 

@@ -56,6 +56,15 @@ def show_table(
         console.print(table)
 
 
+def show_stages(found: Mapping[str, Any]) -> None:
+    """Print size, latencies and loss of all stages of a served model."""
+    from snnk.hf.serve.using import heads, rows
+
+    names = heads(found)
+    cells = [dict(zip(names, row, strict=True)) for row in rows(found)]
+    show_table("from PyTorch to what is served", {name: name for name in names}, cells)
+
+
 def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else printable(value)
 

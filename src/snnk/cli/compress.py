@@ -11,14 +11,14 @@ import typer
 from snnk import _io
 from snnk._checkpoint import checkpoint_of
 from snnk.cli import _options
-from snnk.cli._printing import bar, say, show_table, wrote
+from snnk.cli._printing import bar, say, show_stages, show_table, wrote
 from snnk.cli._tuned import whole_model
 
 GROUP = _options.COMPRESS
 RERUN = "continues from its checkpoint"
 EXAMPLES = (
     "snnk compress my-model --calibration sentences.txt --keep 0.33 --out my-model-small",
-    "snnk compress my-reranker --calibration pairs.csv --column query,passage --target-latency 3ms --out small",
+    "snnk compress my-reranker --calibration pairs.csv --column query,passage --for onnx-int8 --out served",
 )
 
 
@@ -108,6 +108,15 @@ def command(
         ),
     ] = "auto",
     base: _options.Base = None,
+    served: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            help="Also export the result, as snnk export does: onnx, onnx-int8 (dynamic), openvino or openvino-int8 "
+            "(static). The report has size, latency and agreement of every stage.",
+        ),
+    ] = None,
+    max_loss: _options.MaxLoss = 0.05,
     seed: _options.Seed = 0,
 ) -> None:
     """Compress a Hugging Face model in minutes, without labels or a GPU."""
@@ -145,6 +154,8 @@ def command(
         times = {"before": 1e3 * timing["original_seconds"], "after": 1e3 * timing["compressed_seconds"]}
         rows.append({"what": what, **times})
     show_table(found["base_model"], {"what": "", "before": "original", "after": "compressed"}, rows)
+    if "served" in found:
+        show_stages(found["served"])
     held = found["held_out"]
     columns = {str(i): figures.described(part) for i, part in enumerate(held)}
     lines = [{"what": line.name, **dict(zip(columns, line.values, strict=True))} for line in figures.lines(held)]

@@ -8,7 +8,7 @@ import typer
 
 from snnk import _io
 from snnk.cli import _options
-from snnk.cli._printing import say, show_table, wrote
+from snnk.cli._printing import say, show_stages, show_table, wrote
 from snnk.cli._tuned import whole_model
 
 GROUP = _options.COMPRESS
@@ -29,14 +29,7 @@ def command(
         ),
     ] = None,
     calibration: _options.Calibration = None,
-    max_loss: Annotated[
-        float,
-        typer.Option(
-            help="Write nothing if the exported model loses more on held-out inputs: 1 - mean cosine for vectors, "
-            "1 - part of equal predictions for classes, 1 - Spearman correlation for scores, log of the ratio of "
-            "perplexities for decoders."
-        ),
-    ] = 0.05,
+    max_loss: _options.MaxLoss = 0.05,
     column: _options.Column = None,
     max_length: _options.MaxLength = 128,
     texts: _options.Texts = True,
@@ -49,17 +42,15 @@ def command(
     _options.require("transformers", extra="hf")
     from snnk.hf import export
     from snnk.hf.compression import figures
-    from snnk.hf.serve import report as pages
+    from snnk.hf.serve import using
 
     with whole_model(model, base, calibration, column) as (folder, options["column"]):
         found = export(folder, calibration, out=out, say=say, **options)
-    heads = pages.heads(found)
-    rows = [dict(zip(heads, row, strict=True)) for row in pages.rows(found)]
-    show_table(found["base_model"], {head: head for head in heads}, rows)
+    show_stages(found)
     held = found["held_out"]
     columns = {str(i): figures.described(part) for i, part in enumerate(held)}
     lines = [{"what": line.name, **dict(zip(columns, line.values, strict=True))} for line in figures.lines(held)]
     show_table("agreement with PyTorch, held out", {"what": "", **columns}, lines)
-    if pages.is_decoder(found):
-        say(pages.NO_CACHE)
+    if using.is_decoder(found):
+        say(using.NO_CACHE)
     wrote(out / found["file"], out / "report.html")

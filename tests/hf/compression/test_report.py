@@ -12,7 +12,8 @@ from snnk._text import printable
 from snnk.hf import compress_, plan
 from snnk.hf.calibration import Calibration
 from snnk.hf.compression.agreement import measure
-from snnk.hf.compression.page import bars, curve, html
+from snnk.hf.compression.bars import bars
+from snnk.hf.compression.page import curve, html
 from snnk.hf.compression.report import headline, latency, model_card
 from snnk.hf.compression.stages import Recovery
 

@@ -10,8 +10,9 @@ import transformers as hf
 
 from snnk.hf import export, find_ffns
 from snnk.hf.replace import replace_
-from snnk.hf.serve import exporting, graphs, quantizing
-from snnk.hf.serve.exporting import loss_of
+from snnk.hf.serve import graphs, quantizing
+from snnk.hf.serve import served as served_stages
+from snnk.hf.serve.served import loss_of
 
 from helpers.architectures import make as make_architecture
 from helpers.architectures import perturb_
@@ -85,7 +86,7 @@ def exported(tmp_path_factory):
     (place / "texts.txt").write_text("\n".join(make_texts(300)))
     said = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exporting, "SECONDS", 0.0)
+        patch.setattr(served_stages, "SECONDS", 0.0)
         report = export(folder, place / "texts.txt", to="onnx", out=place / "served", say=said.append)
     return model, folder, place / "texts.txt", place / "served", report, said
 
@@ -93,7 +94,7 @@ def exported(tmp_path_factory):
 @pytest.fixture
 def brief(monkeypatch):
     """Latency is measured as briefly as it can be."""
-    monkeypatch.setattr(exporting, "SECONDS", 0.0)
+    monkeypatch.setattr(served_stages, "SECONDS", 0.0)
 
 
 def vectors(model, texts):
@@ -237,7 +238,7 @@ def test_bad_arguments(bert, texts, tmp_path):
 
 
 def test_a_missing_package_names_the_extra(monkeypatch, bert, texts, tmp_path):
-    monkeypatch.setattr(exporting, "find_spec", lambda name: None if name == "nncf" else name)
+    monkeypatch.setattr(served_stages, "find_spec", lambda name: None if name == "nncf" else name)
     with pytest.raises(ImportError, match=r"needs nncf; install the extra serve: pip install 'snnk\[serve\]'"):
         export(bert, texts, to="openvino", int8="static", out=tmp_path / "out")
 
@@ -302,3 +303,27 @@ def test_a_decoder_has_no_cache_and_says_so(tmp_path, brief, run):
     mask = batch["attention_mask"].bool()
     assert torch.allclose(found[mask], wanted[mask], atol=1e-4)
     assert "use_cache=False" in (tmp_path / "served" / "README.md").read_text()
+
+
+def test_compress_ends_in_what_is_served(bert, texts, tmp_path, quick, brief, run):
+    """A graph that loses too much leaves the checkpoint alone, from which a command with another limit goes on."""
+    out = tmp_path / "small"
+    args = ("compress", bert, "--calibration", texts, "--keep", 0.5, "--recover", 0, "--equal", "--out", out)
+    code, _, err = run(*args, "--for", "tflite")
+    assert code == 2 and "unknown format to serve 'tflite'. Known: onnx, onnx-int8, openvino, openvino-int8" in err
+    code, _, err = run(*args, "--for", "onnx-int8", "--max-loss", 0)
+    assert code == 2 and "more than max_loss 0.0: nothing was written" in err and not out.exists()
+    code, printed, err = run(*args, "--for", "onnx-int8", "--max-loss", 0.2)
+    assert code == 0, err
+    assert "going on from" in printed and "onnx int8 dynamic" in printed
+    report = json.loads((out / "report.json").read_text())
+    names = ["original", "compressed", "onnx", "onnx int8 dynamic"]
+    assert [stage["name"] for stage in report["served"]["stages"]] == names
+    assert all(list(found["runs"]) == names for found in report["served"]["latency"])
+    losses = [stage["loss"] for stage in report["served"]["stages"][1:]]
+    assert losses[0] == pytest.approx(1 - report["agreement"]["cosine"], abs=1e-6)
+    assert losses[1] == pytest.approx(losses[0], abs=1e-4) and abs(losses[2] - losses[0]) < 0.2
+    assert (out / "model.safetensors").is_file() and (out / "onnx" / "model.onnx").is_file()
+    page = check_page((out / "report.html").read_text())
+    assert "From the original to what is served" in page.texts and "ms, 32 x 32 tokens" in " ".join(page.texts)
+    assert "ORTModelForFeatureExtraction" in (out / "README.md").read_text()

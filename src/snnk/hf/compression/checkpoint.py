@@ -39,6 +39,10 @@ PACKAGES = ("snnk", "torch", "transformers")  # whose versions are part of the k
 ADVICE = "delete it to start again"
 
 
+class NotServed(ValueError):
+    """The compressed model cannot be exported, or loses too much by it; the checkpoint stays, for other options."""
+
+
 class CompressionCheckpoint:
     """`with CompressionCheckpoint(folder, key)`: the state of a run.
 
@@ -83,7 +87,7 @@ class CompressionCheckpoint:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        again = isinstance(error, ValueError | TypeError) and not isinstance(error, CheckpointError)
+        again = isinstance(error, ValueError | TypeError) and not isinstance(error, CheckpointError | NotServed)
         if error is None or again:
             remove_checkpoint(self.folder)
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from snnk._text import html as escape
 from snnk.hf.compression import figures
+from snnk.hf.compression.bars import GREY, NEW, OLD, bars
 from snnk.hf.compression.report import calibration_of, error_of, headline, recovery_of, sentence, what_of
+from snnk.hf.serve.using import pictures
 
-OLD, NEW, GREY = "var(--old)", "var(--new)", "var(--grey)"  # colours of STYLE, which has others for dark screens
 STYLE = """
 :root { color-scheme: light dark; --text: #1c2430; --back: #fff; --line: #d8dde4; --grey: #5b6472; --old: #b9c0cb;
   --new: #1f6fb2 }
@@ -88,7 +89,7 @@ def html(report: Mapping[str, Any]) -> str:
 <p>{escape(sentence(report))}</p>
 {"".join(f"<p><b>Warning:</b> {escape(doubt)}.</p>" for doubt in report.get("warnings", ()))}
 <div class="cards">{cards}</div>
-{lost(report)}
+{_served(report)}{lost(report)}
 <h2>The whole model, in parts of the original</h2>
 {overall}
 <h2>Parameters of each block</h2>
@@ -104,6 +105,15 @@ def html(report: Mapping[str, Any]) -> str:
 <dl>{"".join(f"<dt>{word}</dt><dd>{meaning}</dd>" for word, meaning in WORDS.items())}</dl>
 </body></html>
 """
+
+
+def _served(report: Mapping[str, Any]) -> str:
+    """The stages up to the exported graph, if there is one."""
+    found = report.get("served")
+    if found is None:
+        return ""
+    text = "Latency and loss of each stage; the loss is that against the original, on held-out inputs."
+    return f"<h2>From the original to what is served</h2>\n<p>{text}</p>\n{pictures(found)}\n"
 
 
 def _distilled(report: Mapping[str, Any]) -> str:
@@ -173,42 +183,6 @@ def heading(cells: Iterable[str]) -> str:
 def _output(value: str | float | None) -> str:
     """A class, by name or number, or a single number."""
     return figures.shown(value) if value is None or isinstance(value, float) else escape(value)
-
-
-def bars(
-    names: Sequence[str],
-    series: Sequence[tuple[str, str, Sequence[float]]],
-    labels: Sequence[str],
-    full: float | None = None,
-) -> str:
-    """A table of horizontal bars: per name, one bar for each series (title, colour, values), and a label.
-
-    Args:
-        names: of the rows.
-        series: the bars; their titles are shown above.
-        labels: the text behind the bars of each row, which has the values for those who do not see the bars.
-        full: a value that is marked by a dashed line, and that the bars do not end before. Default: the largest value.
-
-    Example:
-        >>> bars(["a"], [("before", "grey", [4.0]), ("after", "blue", [1.0])], ["1"]).count("<i ")
-        2
-    """
-    most = max([full or 0.0, 1e-30, *(v for _, _, values in series for v in values)])
-    keys = " &nbsp; ".join(
-        f'<span class="key" style="background: {c}"></span> {escape(title)}' for title, c, _ in series
-    )
-    mark = "" if full is None else f'<u style="left: calc({100 * full / most:.2f}% - 1px)"></u>'
-    rows = []
-    for row, (name, label) in enumerate(zip(names, labels, strict=True)):
-        drawn = "".join(
-            f'<i style="width: {100 * values[row] / most:.2f}%; background: {colour}"></i>'
-            for _, colour, values in series
-        )
-        rows.append(
-            f'<tr><th scope="row">{escape(name)}</th><td aria-hidden="true"><div class="track">{drawn}{mark}</div></td>'
-            f"<td>{escape(label)}</td></tr>\n"
-        )
-    return f'<table class="bars"><caption>{keys}</caption><tbody>\n{"".join(rows)}</tbody></table>'
 
 
 def curve(series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], unit: str) -> str:

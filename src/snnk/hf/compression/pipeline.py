@@ -27,7 +27,7 @@ from snnk.hf.compression import report as pages
 from snnk.hf.compression.agreement import measure
 from snnk.hf.compression.blocks import CompressionReport, compress_, unknowns
 from snnk.hf.compression.causal import is_causal
-from snnk.hf.compression.checkpoint import CompressionCheckpoint, fingerprint, remove_checkpoint
+from snnk.hf.compression.checkpoint import CompressionCheckpoint, NotServed, fingerprint, remove_checkpoint
 from snnk.hf.compression.damage import TooFewTokens
 from snnk.hf.compression.distill import AUTO, Progress, unseen
 from snnk.hf.compression.outputs import MEAN, POOLINGS, Outputs, probe
@@ -60,6 +60,8 @@ from snnk.hf.models import (
 )
 from snnk.hf.record import unreached
 from snnk.hf.serve import plain
+from snnk.hf.serve.served import MAX_LOSS, SERVED, make_graphs
+from snnk.hf.serve.served import check_settings as check_export
 from snnk.hf.widening import Gathered, gather
 
 KEEP = 0.33  # if there is neither `keep` nor a target
@@ -96,6 +98,8 @@ def compress(
     widen: bool | None = None,
     texts: bool = True,
     format: str = "auto",
+    served: str | None = None,
+    max_loss: float = MAX_LOSS,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
     progress: Progress = unseen,
@@ -126,6 +130,10 @@ def compress(
             of the model lacks, and attention that stays as it is where the configuration has no field for its size.
             "snnk" for files that need `import snnk.hf`. Default: "auto", plain where the model turns out to fit the
             configuration of its family, with zeros for at most 5 % of the multiply-adds of its blocks.
+        served: also export the result, as `snnk.hf.export` does: "onnx", "onnx-int8" (dynamic), "openvino" or
+            "openvino-int8" (static). The graph is in the same folder, and the report has size, latency and agreement
+            of every stage. Default: PyTorch alone.
+        max_loss: of `snnk.hf.export`: what the graph may lose against the compressed model.
         say: called with lines for people.
         progress: called with (step, blocks done, all blocks), then with (stage, steps done, all steps, note).
 
@@ -171,6 +179,8 @@ def compress(
         "widen": widen,
         "texts": texts,
         "format": _checks.choose(format, plain.FORMATS, "format"),
+        "served": served,
+        "max_loss": max_loss,
         "seed": seed,
     }
     out, calibration = Path(out), None if calibration is None else Path(calibration)
@@ -218,6 +228,8 @@ def check_settings(settings: dict[str, Any], calibration: Path | None) -> None:
         if settings[name] is not None:
             _checks.positive(settings[name], name)
     parse_layers(settings["layers"])
+    if settings["served"] is not None:
+        export_settings(settings)
     if calibration is None and (column := settings["column"]) is not None:
         raise ValueError(f"column names columns of the calibration file; give one, or leave out column {column!r}")
     if calibration is not None and not calibration.exists():
@@ -421,7 +433,8 @@ def fit_and_write(
     warned = _warn([doubts.unreached(prepared.away, inputs.given.kind), doubts.one_sided(behind)], say)
     if prepared.away and settings["plan"] is None and plan is not None:
         plan = _plan(network, {**settings, "layers": layers}, timings=plan.timings)
-    asked = {**settings, "plan": None if settings["plan"] is None or plan is None else plan.to_dict()}
+    made_of = {name: value for name, value in settings.items() if name not in ("served", "max_loss")}
+    asked = {**made_of, "plan": None if settings["plan"] is None or plan is None else plan.to_dict()}
     key = fingerprint(asked, network, [*batches, *inputs.more])
     with CompressionCheckpoint(checkpoint_of(out), key) as checkpoint:
         if checkpoint.plan is not None:
@@ -499,7 +512,7 @@ def fit_and_write(
             "plan": plan.to_dict(),
             "report": {key: value for key, value in done.to_dict().items() if key != "agreement"},
         }
-        _write(network, plan, found, prepared.folder, prepared.inner, out)
+        _write(network, original, plan, found, prepared, out, say)
         return found
 
 
@@ -571,15 +584,37 @@ def _check_finite(agreement: dict[str, float]) -> None:
 
 
 def _write(
-    network: PreTrainedModel, plan: Plan, found: dict[str, Any], folder: Path, inner: PurePosixPath, out: Path
+    network: PreTrainedModel,
+    original: PreTrainedModel,
+    plan: Plan,
+    found: dict[str, Any],
+    prepared: Prepared,
+    out: Path,
+    say: Callable[[str], None],
 ) -> None:
+    """Write the folder, with the graph if one was asked for, which the report `found` then has too."""
+    settings, inner = prepared.settings, prepared.inner
     with _io.new_folder(out) as temporary:
-        card = copy_others(folder, inner, temporary)
+        card = copy_others(prepared.folder, inner, temporary)
         network.save_pretrained(temporary / inner)
         plan.save(temporary / "plan.json")
+        if settings["served"] is not None:
+            chosen = {**export_settings(settings), "texts": settings["texts"]}
+            options: dict[str, Any] = {"pooling": prepared.outputs.pooling, "say": say, "original": original}
+            try:
+                found["served"] = make_graphs(network, prepared.inputs, temporary / inner, chosen, **options)
+            except ValueError as error:
+                raise NotServed(f"{error}; the same command goes on from here") from error
+            found["warnings"] += found["served"]["warnings"]
         _io.write_json(temporary / "report.json", found)
         (temporary / "README.md").write_text(pages.model_card(found, card), encoding="utf-8")
         (temporary / "report.html").write_text(html(found), encoding="utf-8")
+
+
+def export_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The options of an export that `served` and `max_loss` stand for."""
+    to, int8 = SERVED[_checks.choose(settings["served"], SERVED, "format to serve")]
+    return check_export(to=to, int8=int8, max_loss=settings["max_loss"])
 
 
 def bytes_of(model: PreTrainedModel) -> int:

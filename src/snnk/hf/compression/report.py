@@ -22,6 +22,7 @@ from snnk.hf.compression.stages import Recovery
 from snnk.hf.cost import counting_mode
 from snnk.hf.model_blocks import KEPT
 from snnk.hf.models import Batch
+from snnk.hf.serve import using
 from snnk.hf.serve.latency import clock_of, measure, run_torch
 
 FORMAT = "snnk.CompressReport/1"
@@ -141,7 +142,7 @@ def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
 
 {markdown(format_of(saved))}
 
-## What was replaced
+{_served(report)}## What was replaced
 
 | block | is now | parameters before | after | held-out error |
 |---|---|---|---|---|
@@ -163,6 +164,28 @@ Agreement with the original, on inputs that nothing was fitted to, without label
 Compared: {markdown(report["compared"])}. Measure the loss on your own task before you rely on it.
 
 report.html explains the figures and shows pictures, report.json has all figures, and plan.json has the plan.
+"""
+
+
+def _served(report: Mapping[str, Any]) -> str:
+    """How the graph is loaded, and the stages up to it, if the model was exported."""
+    found = report.get("served")
+    if found is None:
+        return ""
+    heads = using.heads(found)
+    rows = "\n".join(f"| {' | '.join(map(markdown, row))} |" for row in using.rows(found))
+    return f"""## How to serve it
+
+```python
+{using.loader({**report, **found})}
+```
+
+The graph is {markdown(found["file"])}. The loss is that against the original, on held-out inputs.
+
+| {" | ".join(map(markdown, heads))} |
+|{"---|" * len(heads)}
+{rows}
+
 """
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from snnk._text import html as escape
 from snnk.hf.compression import figures
-from snnk.hf.compression.page import GREY, NEW, STYLE, heading, scatter
+from snnk.hf.compression.bars import GREY, NEW
+from snnk.hf.compression.page import STYLE, heading, scatter
 
 FORMAT = "snnk.Frontier/1"
 EXPORTED = "#c2571a"  # colour of exported models

@@ -9,22 +9,12 @@ from typing import Any
 from snnk._text import html as escape
 from snnk._text import markdown, printable
 from snnk.hf.compression import figures
-from snnk.hf.compression.page import NEW, STYLE, bars, lost
+from snnk.hf.compression.page import STYLE, lost
 from snnk.hf.compression.report import front_matter
+from snnk.hf.serve.using import NO_CACHE, heads, is_decoder, loader, pictures, rows
 
 FORMAT = "snnk.ExportReport/1"
-NO_CACHE = "The graph has no cache of keys and values: each new token is computed from the whole text."
 RUNTIMES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO"}
-OPTIMUM = {"onnx": ("optimum.onnxruntime", "ORTModel"), "openvino": ("optimum.intel", "OVModel")}
-HEADS = {
-    "ForSequenceClassification": "ForSequenceClassification",
-    "ForImageClassification": "ForImageClassification",
-    "ForTokenClassification": "ForTokenClassification",
-    "ForQuestionAnswering": "ForQuestionAnswering",
-    "ForMaskedLM": "ForMaskedLM",
-    "ForCausalLM": "ForCausalLM",
-    "LMHeadModel": "ForCausalLM",
-}
 
 
 def sentence(report: Mapping[str, Any]) -> str:
@@ -39,26 +29,6 @@ def sentence(report: Mapping[str, Any]) -> str:
         f"{report['base_model']} ({report['model_class']}) was exported for {what} by snnk "
         f"{report['versions']['snnk']}. {same}{cache}"
     )
-
-
-def is_decoder(report: Mapping[str, Any]) -> bool:
-    return bool(_optimum(report).endswith("ForCausalLM"))
-
-
-def _optimum(report: Mapping[str, Any]) -> str:
-    """The class of Optimum that loads the graph."""
-    found = (name for end, name in HEADS.items() if report["model_class"].endswith(end))
-    return OPTIMUM[report["to"]][1] + next(found, "ForFeatureExtraction")
-
-
-def loader(report: Mapping[str, Any]) -> str:
-    """Python that loads the folder with sentence-transformers or Optimum."""
-    backend = report["to"]
-    if report["sentence_transformers"]:
-        kind = "CrossEncoder" if "Classification" in report["model_class"] else "SentenceTransformer"
-        return f'from sentence_transformers import {kind}\n\nmodel = {kind}("this folder", backend="{backend}")'
-    kind, options = _optimum(report), ", use_cache=False" if is_decoder(report) else ""
-    return f'from {OPTIMUM[backend][0]} import {kind}\n\nmodel = {kind}.from_pretrained("this folder"{options})'
 
 
 def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
@@ -105,41 +75,6 @@ Compared: {markdown(report["compared"])}. Measure the loss on your own task befo
 
 report.html explains the figures and shows pictures, and report.json has all figures.
 """
-
-
-def heads(report: Mapping[str, Any]) -> list[str]:
-    """Headings of `rows`."""
-    return ["stage", "MB", *(f"ms, {found['inputs']}" for found in report.get("latency", ())), "loss"]
-
-
-def rows(report: Mapping[str, Any]) -> list[list[str]]:
-    """Each stage with its size, its latencies and its loss, as text."""
-    found = []
-    for stage in report["stages"]:
-        times = [_milliseconds(latency, stage["name"]) for latency in report.get("latency", ())]
-        loss = figures.shown(stage.get("loss"))
-        shown = ["-" if time is None else f"{time:.2f}" for time in times]
-        found.append([stage["name"], f"{stage['bytes'] / 1e6:.1f}", *shown, loss])
-    return found
-
-
-def _milliseconds(latency: Mapping[str, Any], name: str) -> float | None:
-    run = latency["runs"].get(name)
-    return None if run is None else 1e3 * run[f"{latency['clock']}_seconds"]
-
-
-def pictures(report: Mapping[str, Any]) -> str:
-    """Size, latencies and loss of all stages as bars."""
-    stages, lines = report["stages"], rows(report)
-    names = [stage["name"] for stage in stages]
-    parts = []
-    for i, title in enumerate(heads(report)[1:-1], 1):
-        values = [0.0 if line[i] == "-" else float(line[i]) for line in lines]
-        parts.append(bars(names, [(title, NEW, values)], [line[i] for line in lines], values[0]))
-    losses = [(stage["name"], stage["loss"]) for stage in stages if "loss" in stage]
-    values = [value for _, value in losses]
-    parts.append(bars([n for n, _ in losses], [("loss", NEW, values)], [figures.shown(v) for v in values]))
-    return "\n".join(parts)
 
 
 def html(report: Mapping[str, Any]) -> str:
