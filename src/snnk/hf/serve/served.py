@@ -129,8 +129,9 @@ def make_graphs(
             )
         return found
 
-    stages = [torch_stage("pytorch", network)]
-    if original is not None:
+    if original is None:
+        stages = [torch_stage("pytorch", network)]
+    else:
         stages = [torch_stage("original", original), torch_stage("compressed", network)]
     stages.append(graph_stage(to))
     if mode is not None:
