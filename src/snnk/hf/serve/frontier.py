@@ -55,9 +55,9 @@ from snnk.hf.cost import counting_mode
 from snnk.hf.folders import makes_vectors
 from snnk.hf.models import Batch, evaluating, example_inputs, quiet
 from snnk.hf.serve import graphs, latency, quantizing
-from snnk.hf.serve.exporting import check_settings as check_export
 from snnk.hf.serve.frontier_page import FORMAT, html
 from snnk.hf.serve.latency import Run, clock_of, run_torch
+from snnk.hf.serve.served import check_settings as check_export
 from snnk.hf.serve.static import Static, static_models
 
 BUDGETS = (0.5, 0.33, 0.25, 0.15)
