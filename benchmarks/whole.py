@@ -4,8 +4,8 @@
     python benchmarks/whole.py --quick
 
 `keep` is the part of the multiply-adds of all linear layers inside the layers of the model. The rows "snnk" are what
-`snnk.hf.compress` writes with its default options, from the sentences of STS-B's training file in a plain text file, in
-ten minutes at most; others leave parts of it out. STS-B dev is evaluated once per row, by the Spearman correlation of
+`snnk.hf.compress` writes with its default options, from the sentences of STS-B's training file in a plain text file;
+others leave parts of it out. STS-B dev is evaluated once per row, by the Spearman correlation of
 cosines with the scores, in percent. Latency is processor time on one thread for 32 sequences of 32 tokens and for one
 sequence of 16, over that of the original, measured in turns. --quick generates a small model and sentences, which show
 that the script runs and nothing else.
@@ -101,7 +101,7 @@ def make(work: Path) -> Place:
     for batch in batches:
         batch.pop("token_type_ids", None)
     scores = torch.rand(32, generator=torch.Generator().manual_seed(0)).tolist()
-    return Place(model, work / "model", work / "texts.txt", Task(batches, batches[:2], scores), QUICK)
+    return Place(model, work / "model", work / "texts.txt", Task(batches, batches[:2], scores), dict(QUICK))
 
 
 def ours(place: Place, keep: float, work: Path, **options: Any) -> Any:
@@ -143,7 +143,8 @@ def drop_and_distill(place: Place, keep: float, work: Path) -> Any:
     given = load_calibration(place.texts, tokenizer, max_length=128, held_out=HELD_OUT, more_tokens=MORE_TOKENS)
     batches, held_out = hold_out([*given, *given.more])
     layers = [ffn.layer for ffn in find_ffns(model)]
-    recover_(model, place.model, layers, batches, held_out, steps=place.options.get("recover", AUTO))
+    steps, minutes = place.options.get("recover", AUTO), place.options["recover_minutes"]
+    recover_(model, place.model, layers, batches, held_out, steps=steps, minutes=minutes)
     return model
 
 
@@ -177,6 +178,7 @@ def main() -> int:
     parser.add_argument("--keeps", default="0.33,0.25,0.21")
     parser.add_argument("--threads", type=int, default=2, help="latency is always measured on one thread")
     parser.add_argument("--only", default="", help="contenders, separated by semicolons")
+    parser.add_argument("--minutes", type=float, default=5.0, help="recover_minutes; more on a slow or busy machine")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/whole.json"))
     args = parser.parse_args()
     if not args.quick and not (args.model and args.data):
@@ -189,6 +191,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         place = make(work) if args.quick else read(args.model, args.data, work, config)
+        place.options["recover_minutes"] = args.minutes
         embedded = vectors(states_of(place.model), place.task.pairs)
         wanted = [("original", 1.0), *((name, keep) for keep in keeps for name in names)]
         for name, keep in wanted:
@@ -217,6 +220,7 @@ def main() -> int:
                     "stored_MB": megabytes,
                     **times,
                     **quality(states_of(model), embedded, place.task),
+                    "recover_minutes": args.minutes,
                     "minutes": spent[0] / 60,
                     "processor_minutes": spent[1] / 60,
                     "seed": config.seed,
