@@ -165,7 +165,8 @@ def frontier(
         >>> sizes = dict(hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
         >>> BertModel(BertConfig(vocab_size=3, **sizes)).save_pretrained(folder / "model")
         >>> _ = (folder / "texts.txt").write_text("one two one two\\n" * 40)
-        >>> found = frontier(folder / "model", folder / "texts.txt", out=folder / "curve", budgets=[0.5], rivals=False)
+        >>> options = dict(budgets=[0.5], recover=0, rivals=False)
+        >>> found = frontier(folder / "model", folder / "texts.txt", out=folder / "curve", **options)
         >>> [point["name"] for point in found["points"]]
         ['original', 'keep 0.5']
     """
