@@ -139,3 +139,26 @@ def test_a_folder_without_a_card_is_refused(tmp_path):
         prepare(tmp_path, "me/model", None)
     with pytest.raises(ValueError, match=r"there is no folder .*none"):
         prepare(tmp_path / "none", "me/model", None)
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_a_base_model_without_a_slash_keeps_its_name(tmp_path, monkeypatch, adapter):
+    """gpt2 may be a model on the hub or a local folder: an adapter names it, and other models are in the cache."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "README.md").write_text('---\nbase_model: "gpt2"\n---\n')
+
+    def base_model():
+        card = dict(prepare(folder, "me/model", None))["README.md"].decode()
+        return huggingface_hub.ModelCard(card).data.base_model
+
+    assert base_model() is None
+    if adapter:
+        (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "gpt2"}')
+    else:
+        cached = tmp_path / "cache" / "models--gpt2"
+        for file, text in (("refs/main", "0123abcd"), ("snapshots/0123abcd/config.json", "{}")):
+            (cached / file).parent.mkdir(parents=True)
+            (cached / file).write_text(text)
+    assert base_model() == "gpt2"

@@ -8,6 +8,7 @@ import pytest
 
 from snnk.hf.calibration import load_calibration
 from snnk.hf.folders import refuse_unsafe
+from snnk.hf.hub import prepare
 
 from helpers.commands import commands
 
@@ -93,6 +94,26 @@ def test_what_leads_out_of_the_folder_is_refused(kind, run, bert, texts):
         if aside:
             aside.rename(path)
         (bert / "between").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_exports_that_lead_out_of_the_folder_are_not_uploaded(kind, bert):
+    """No command reads them, but `push_to_hub` publishes them."""
+    (bert / "README.md").write_text("---\nlicense: mit\n---\n")
+    secret = bert.parent / "elsewhere" / "secret.txt"
+    secret.parent.mkdir()
+    secret.write_text("secret")
+    for place in ("onnx/x", "openvino/deeper/x"):
+        path = bert / place
+        path.parent.mkdir(exist_ok=True, parents=True)
+        MAKERS[kind](path, secret)
+        refuse_unsafe(bert)
+        with pytest.raises(ValueError, match=r"outside the model's folder|cannot be followed|pipe, socket or device"):
+            prepare(bert, "me/model", None)
+        path.unlink()
+        (path.parent / "between").unlink(missing_ok=True)
+    (bert / "onnx" / "model.onnx").write_text("graph")
+    assert "onnx/model.onnx" in dict(prepare(bert, "me/model", None))
 
 
 def test_a_snapshot_of_the_hub_links_to_its_own_blobs(run, quick, bert, texts):

@@ -20,7 +20,8 @@ from snnk import _io
 MOST = 5  # names that an error lists
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # names of the number of layers in a config.json
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".onnx", ".gguf", ".index.json")
-EXPORTS = ("onnx", "openvino", "coreml", ".git", ".cache")  # folders with the same weights in other formats
+HIDDEN = (".git", ".cache")  # folders of tools
+EXPORTS = ("onnx", "openvino", "coreml", *HIDDEN)  # folders with the same weights in other formats
 CODE = (".py", ".pyc", ".sh", ".so", ".dll", ".dylib", ".pkl", ".pickle", ".joblib")  # files that are not copied
 IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
 ADAPTER = "adapter_config.json"
@@ -47,10 +48,14 @@ def find_folder(model: str) -> Path:
     return folder
 
 
-def refuse_unsafe(folder: Path) -> None:
+def refuse_unsafe(folder: Path, *, skipped: tuple[str, ...] = EXPORTS) -> None:
     """Refuse a model's folder that names code to run, or that has links out of it or special files.
 
     A snapshot in the hub's cache may have links to the blobs of the same model, which lie beside its snapshots.
+
+    Args:
+        folder: of a model.
+        skipped: names of folders in it that the caller does not read.
 
     Example:
         >>> import tempfile
@@ -64,7 +69,7 @@ def refuse_unsafe(folder: Path) -> None:
     allowed = [root]
     if root.parent.name == "snapshots" and re.fullmatch(r"models--.+", root.parent.parent.name):
         allowed.append(root.parent.parent / "blobs")
-    for path in _entries(folder):
+    for path in _entries(folder, skipped):
         _check_entry(path, allowed)
         if path.name.endswith("config.json") and path.is_file():
             _check_config(path, _json(path), allowed)
@@ -80,11 +85,11 @@ def refuse_unsafe(folder: Path) -> None:
             )
 
 
-def _entries(folder: Path) -> Iterator[Path]:
-    """All entries of a folder except exports in other formats, which are not read; links are not followed."""
+def _entries(folder: Path, skipped: tuple[str, ...]) -> Iterator[Path]:
+    """All entries of a folder except the skipped folders; links are not followed."""
     for place, folders, files in os.walk(folder):
         if Path(place) == folder:
-            folders[:] = [name for name in folders if name not in EXPORTS]
+            folders[:] = [name for name in folders if name not in skipped]
         yield from (Path(place, name) for name in sorted([*folders, *files]))
 
 

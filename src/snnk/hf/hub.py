@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from snnk import _io
-from snnk.hf.folders import ADAPTER, CODE, refuse_unsafe, some
+from snnk.hf.folders import ADAPTER, CODE, HIDDEN, refuse_unsafe, some
 
 NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)  # of a model on the hub
 
@@ -32,6 +32,7 @@ def push_to_hub(
         folder: all its files are uploaded, except hidden files and code.
         name: of the repository, such as "my-name/my-model"; it is made if it does not exist.
         base_model: name of the base model on the hub, if snnk read it from a local folder. An adapter needs it.
+            A name without a slash, such as "gpt2", is kept if the hub's cache on this machine has the model.
         private: make a new repository private.
         token: default: that of `hf auth login`.
         message: of the commit.
@@ -65,7 +66,7 @@ def prepare(folder: Path, name: str, base_model: str | None) -> list[tuple[str, 
 
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; name one that snnk has written")
-    refuse_unsafe(folder)
+    refuse_unsafe(folder, skipped=HIDDEN)  # exports are uploaded too
     for what, value in (("repository", name), ("base model", base_model)):
         try:
             if value is not None:
@@ -77,9 +78,10 @@ def prepare(folder: Path, name: str, base_model: str | None) -> list[tuple[str, 
     chosen = {n.as_posix(): path for path, n in names.items() if not any(part.startswith(".") for part in n.parts)}
     if "README.md" not in chosen:
         raise ValueError(f"{folder} has no README.md, the model card that snnk writes; its files are {some(chosen)}")
-    changed = {"README.md": _card(chosen["README.md"], base_model)}
+    changed = dict[str, bytes]()
     if ADAPTER in chosen:
-        changed[ADAPTER] = _adapter(chosen[ADAPTER], base_model)
+        base_model, changed[ADAPTER] = _adapter(chosen[ADAPTER], base_model)
+    changed["README.md"] = _card(chosen["README.md"], base_model)
     return [(path, changed.get(path, file)) for path, file in chosen.items()]
 
 
@@ -97,17 +99,29 @@ def _card(file: Path, base_model: str | None) -> bytes:
     named = fields.get("base_model")
     if base_model is not None:
         card.data.base_model = base_model
-    elif isinstance(named, str) and "/" not in named:  # the name of a local folder
+    elif isinstance(named, str) and "/" not in named and not _is_cached(named):  # the name of a local folder
         card.data.base_model = None
     return str(card).encode()
 
 
-def _adapter(file: Path, base_model: str | None) -> bytes:
-    """The configuration of an adapter, with the name of its base model on the hub."""
+def _is_cached(name: str) -> bool:
+    """Whether a name without a slash, such as "gpt2", is that of a model which was downloaded from the hub."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:
+        return False
+
+
+def _adapter(file: Path, base_model: str | None) -> tuple[str, bytes]:
+    """The name of an adapter's base model on the hub, and the configuration of the adapter with this name."""
     config = _io.read_json(file, "the configuration of an adapter")
     named = config.get("base_model_name_or_path") if isinstance(config, dict) else None
     if base_model is None and (not isinstance(named, str) or not NAME.fullmatch(named) or Path(named).is_dir()):
         raise ValueError(
             f"{file} has the base model {named}, a place on this machine; give its name on the hub as base_model"
         )
-    return (json.dumps({**config, "base_model_name_or_path": base_model or named}, indent=2) + "\n").encode()
+    name = base_model or str(named)
+    return name, (json.dumps({**config, "base_model_name_or_path": name}, indent=2) + "\n").encode()
