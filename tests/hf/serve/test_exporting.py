@@ -1,6 +1,7 @@
 """Exported models: the folder that sentence-transformers and Optimum read, the same outputs, and what is refused."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -18,6 +19,7 @@ from helpers.architectures import make as make_architecture
 from helpers.architectures import perturb_
 from helpers.compression import check_page
 from helpers.heads import make
+from helpers.packages import need
 from helpers.texts import make_images, make_paired, make_texts, make_tokenizer, save
 
 onnx = pytest.importorskip("onnx")
@@ -28,7 +30,7 @@ SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32}
 # Serves a folder without torch, transformers and snnk: tokenizer.json, the graph, and the pooling in numpy.
 SERVE = """
 import json, sys
-for name in ("torch", "transformers", "snnk"):
+for name in ("torch", "transformers", "snnk", "openvino_telemetry"):
     sys.modules[name] = None  # an import of it fails
 import numpy
 from tokenizers import Tokenizer
@@ -47,6 +49,23 @@ else:
     states = model(inputs)["last_hidden_state"]
 mask = inputs["attention_mask"][..., None]
 print(json.dumps(((states * mask).sum(1) / mask.sum(1)).tolist()))
+"""
+
+
+# Converts a graph to int8 of OpenVINO and runs it.
+CONVERT = """
+import sys
+from pathlib import Path
+import torch
+from snnk.hf.serve import graphs, quantizing
+graph, folder = map(Path, sys.argv[1:])
+path = folder / "openvino_model.xml"
+graphs.write_openvino(graph, path)
+inputs = [{name: torch.ones(1, n, dtype=torch.long) for name in ("input_ids", "attention_mask")} for n in range(1, 5)]
+quantizing.quantize_(path, "openvino", "static", inputs)
+assert graphs.open_openvino(path)(inputs[0])["last_hidden_state"].shape == (1, 1, 16)
+assert "openvino" in sys.modules and "nncf" in sys.modules
+print([name for name in sys.modules if name.startswith("openvino_telemetry")])
 """
 
 
@@ -134,10 +153,34 @@ def test_a_process_without_torch_and_snnk_returns_the_same_vectors(exported, tex
     assert torch.allclose(serve(served, "onnx", texts), vectors(model, texts), atol=1e-5)
 
 
+def test_openvino_and_nncf_report_nothing(exported, tmp_path):
+    need("openvino_telemetry", "nncf")
+    _, _, _, served, _, _ = exported
+    home = tmp_path / "home"
+    home.mkdir()
+    there = {name: value for name, value in os.environ.items() if name != "CI"}  # in CI they do not ask
+    done = subprocess.run(
+        [sys.executable, "-c", CONVERT, str(served / "onnx" / "model.onnx"), str(tmp_path)],
+        env=there | {"HOME": str(home)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
+    assert not (home / "intel").exists()
+
+
+def test_no_file_names_a_place_on_this_machine(exported):
+    _, folder, _, served, _, _ = exported
+    for path in served.rglob("*"):
+        if path.is_file():
+            found = path.read_bytes()
+            assert str(folder.parent).encode() not in found, path
+            assert os.path.dirname(torch.__file__).encode() not in found and b"graphs.py" not in found, path
+
+
 def test_int8_of_both_formats(exported, tmp_path):
     """Of one graph: static and dynamic int8 of ONNX, and static int8 of OpenVINO; each is smaller and near."""
-    pytest.importorskip("openvino")
-    pytest.importorskip("nncf")
+    need("openvino", "nncf")
     _, _, _, served, _, _ = exported
     inputs = [dict(make_tokenizer()([text], return_tensors="pt")) for text in make_texts(40)]
     batch = dict(make_tokenizer()(make_texts(60, seed=5), padding=True, return_tensors="pt"))
@@ -161,7 +204,7 @@ def test_int8_of_both_formats(exported, tmp_path):
 
 
 def test_static_int8_for_openvino_from_the_command(exported, tmp_path, run, brief):
-    pytest.importorskip("nncf")
+    need("nncf")
     model, folder, texts, *_ = exported
     out = tmp_path / "served"
     args = ("--to", "openvino", "--int8", "static", "--calibration", texts, "--out", out, "--no-texts")

@@ -18,6 +18,7 @@ from snnk.hf.serve import frontier_page
 
 from helpers.compression import check_page
 from helpers.heads import make
+from helpers.packages import need
 from helpers.texts import make_texts, save
 
 OPTIONS = {"budgets": [0.3, 0.6], "refine": 2, "recover": 6}
@@ -146,8 +147,7 @@ def test_static_embeddings_are_compared_by_neighbours(texts, tmp_path, monkeypat
 
 @pytest.mark.parametrize("form", ["onnx-int8", "openvino"])
 def test_all_models_are_compared_as_they_are_served(form, bert, texts, tmp_path):
-    pytest.importorskip("onnxscript")
-    pytest.importorskip("openvino" if form == "openvino" else "onnxruntime")
+    need("onnxscript", "openvino" if form == "openvino" else "onnxruntime")
     options = {**OPTIONS, "budgets": [0.5], "recover": 0, "serve_as": form}
     points = frontier(bert, texts, out=tmp_path / "curve", **options)["points"]
     names = ["original", "keep 0.5", f"original, {form}", f"keep 0.5, {form}"]

@@ -186,8 +186,13 @@ def export_source(
 
 
 def save_config(network: PreTrainedModel, folder: Path) -> None:
-    """Write config.json, without the mark of a compressed model: runtimes read names of classes from it alone."""
+    """Write config.json, without the mark of a compressed model: runtimes read names of classes from it alone.
+
+    The folder that the model was read from is left out, as transformers does.
+    """
     config = network.config.to_dict()
+    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+        part.pop("_name_or_path", None)
     config.pop("quantization_config", None)
     config["architectures"] = [type(network).__name__]
     _io.write_json(folder / "config.json", config)

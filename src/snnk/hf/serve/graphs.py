@@ -7,9 +7,11 @@ sentence-transformers expect. `check_same` compares it with the model in PyTorch
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +34,22 @@ STATES = "last_hidden_state"
 FILES = {"onnx": "model.onnx", "openvino": "openvino_model.xml"}  # names that Optimum looks for
 PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
 Session = Callable[[Batch], dict[str, Tensor]]  # runs a graph: outputs by name, on the processor
+
+
+def import_unreported(name: str) -> Any:
+    """Import OpenVINO or NNCF without the package by which they report imports and calls to a server.
+
+    Both go on without this package where it cannot be imported, and look for it only once.
+    """
+    telemetry = "openvino_telemetry"
+    before = sys.modules.get(telemetry)
+    sys.modules[telemetry] = None  # type: ignore[assignment]  # an import of it fails
+    try:
+        return importlib.import_module(name)
+    finally:
+        del sys.modules[telemetry]
+        if before is not None:
+            sys.modules[telemetry] = before
 
 
 class Traced(nn.Module):
@@ -100,16 +118,12 @@ def write_onnx(model: PreTrainedModel, batch: Batch, path: Path) -> None:
             raise ValueError(_refusal(model, error)) from error
         weights = sum(p.nbytes for p in model.parameters())
         written.save(path, external_data=weights > 2**30)
-    _name_dims(onnx, path, names)
+    _tidy(onnx, path, names)
 
 
 def write_openvino(onnx_file: Path, path: Path) -> None:
-    """Write an ONNX file as a model of OpenVINO: an .xml file, and a .bin file of weights in float32 beside it.
-
-    openvino.convert_model would report each call to a server; read_model does not.
-    """
-    import openvino
-
+    """Write an ONNX file as a model of OpenVINO: an .xml file, and a .bin file of weights in float32 beside it."""
+    openvino = import_unreported("openvino")
     openvino.save_model(openvino.Core().read_model(onnx_file), path, compress_to_fp16=False)
 
 
@@ -137,8 +151,7 @@ def open_openvino(path: Path, *, threads: int | None = None, precision: str | No
         threads: default: those of torch.
         precision: "f32" for float32. Default: OpenVINO's choice, bfloat16 on processors that have it.
     """
-    import openvino
-
+    openvino = import_unreported("openvino")
     config: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads or torch.get_num_threads()}
     if precision is not None:
         config["INFERENCE_PRECISION_HINT"] = precision
@@ -205,8 +218,11 @@ def example(model: PreTrainedModel, names: Sequence[str], sizes: tuple[int, int]
     return {name: found[name] for name in names}
 
 
-def _name_dims(onnx: Any, path: Path, names: Sequence[str]) -> None:
-    """Call the free dimensions of a graph batch and length."""
+def _tidy(onnx: Any, path: Path, names: Sequence[str]) -> None:
+    """Call the free dimensions of a graph batch and length, and leave out the exporter's notes.
+
+    The notes have the lines of Python that each node comes from, with the paths of their files on this machine.
+    """
     proto = onnx.load(path, load_external_data=False)
     words: dict[str, str] = {}
     for node in proto.graph.input:
@@ -218,6 +234,10 @@ def _name_dims(onnx: Any, path: Path, names: Sequence[str]) -> None:
         for dim in node.type.tensor_type.shape.dim:
             if dim.dim_param in words:
                 dim.dim_param = words[dim.dim_param]
+    graph, functions = proto.graph, proto.functions
+    notes = (graph.node, graph.input, graph.output, graph.value_info, graph.initializer)
+    for item in (proto, graph, *functions, *(x for part in (*notes, *(f.node for f in functions)) for x in part)):
+        del item.metadata_props[:]
     onnx.save(proto, path)
 
 

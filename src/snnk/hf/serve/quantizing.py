@@ -7,20 +7,20 @@ Weights have one scale per output of a matrix (per channel). Scales of activatio
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from snnk.hf.serve.graphs import silenced
+from snnk.hf.serve.graphs import import_unreported, silenced
 
 MODES = {"onnx": ("static", "dynamic"), "openvino": ("static",)}
-LEAST, ENOUGH, MOST = 32, 200, 300  # inputs for fixed scales: fewer are refused, few, and as many as are used
+# Inputs for fixed scales: fewer than LEAST are refused, fewer than ENOUGH give a warning, and at most MOST are used.
+LEAST, ENOUGH, MOST = 32, 200, 300
 MATRICES = ["MatMul", "Gemm"]
 
 
@@ -100,26 +100,9 @@ def _onnx_static(path: Path, new: Path, inputs: Sequence[dict[str, Tensor]]) -> 
 
 
 def _openvino(path: Path, new: Path, inputs: Sequence[dict[str, Tensor]]) -> None:
-    with _without_reports():
-        import nncf
-    import openvino
-
+    nncf, openvino = import_unreported("nncf"), import_unreported("openvino")
     model = openvino.Core().read_model(path)
     names = [node.get_any_name() for node in model.inputs]
     data = nncf.Dataset([{name: one[name].numpy() for name in names} for one in inputs])
     small = nncf.quantize(model, data, subset_size=len(inputs), model_type=nncf.ModelType.TRANSFORMER)
     openvino.save_model(small, new, compress_to_fp16=False)
-
-
-@contextmanager
-def _without_reports() -> Iterator[None]:
-    """Let NNCF be imported without the package by which it would report each call to a server."""
-    name = "openvino_telemetry"
-    before = sys.modules.get(name)
-    sys.modules[name] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[name]
-        if before is not None:
-            sys.modules[name] = before

@@ -33,9 +33,10 @@ def _model2vec(folder: Path) -> Static:
 
 
 def _wordllama(folder: Path) -> Static:
-    from wordllama import WordLlama
+    import wordllama
 
-    model: Any = WordLlama.load()
+    own = Path(wordllama.__file__).parent  # has weights and a tokenizer: nothing is fetched
+    model: Any = wordllama.WordLlama.load(cache_dir=own, disable_download=True)
     return _static("wordllama", model, model.embed)
 
 
