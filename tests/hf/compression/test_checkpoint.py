@@ -197,8 +197,9 @@ def test_a_folder_of_the_users_own_stays(tmp_path):
     assert (folder / "notes.txt").read_text() == "mine"
 
 
-def test_the_key_of_a_run_has_the_configuration():
-    """Weights alone do not determine the model: another activation is another run."""
+def test_the_key_of_a_run_has_the_configuration_without_its_place():
+    """Weights alone do not determine the model: another activation is another run, another folder is not."""
     models = [make("bert"), make("bert"), make("bert", hidden_act="relu"), make("bert", layer_norm_eps=0.1)]
+    models[1].config._name_or_path = "another/folder"
     keys = [fingerprint({"keep": 0.5}, model, []) for model in models]
     assert keys[0] == keys[1] and len(set(keys)) == 3

@@ -146,9 +146,12 @@ def _is_entry(value: Any) -> bool:
 
 
 def fingerprint(settings: Mapping[str, Any], model: PreTrainedModel, batches: Iterable[Batch]) -> str:
-    """Hash of everything that the result of a run depends on: options, weights, inputs and versions of packages."""
+    """Hash of everything that the result of a run depends on: options, weights, inputs and versions of packages.
+
+    The place of the model's folder does not count.
+    """
     versions = {name: value for name, value in environment().items() if name in PACKAGES}
-    facts = [dict(settings), versions, type(model).__name__, model.config.to_dict()]
+    facts = [dict(settings), versions, type(model).__name__, _placeless(model.config.to_dict())]
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=16)
     for name, tensor in stored(model).items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -158,6 +161,12 @@ def fingerprint(settings: Mapping[str, Any], model: PreTrainedModel, batches: It
             digest.update(f"{name} {tuple(value.shape)}".encode())
             digest.update(_bytes(value))
     return digest.hexdigest()
+
+
+def _placeless(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without the folder that it was loaded from."""
+    found = {key: value for key, value in config.items() if key != "_name_or_path"}
+    return {key: _placeless(value) if isinstance(value, Mapping) else value for key, value in found.items()}
 
 
 def _bytes(tensor: Tensor) -> memoryview:

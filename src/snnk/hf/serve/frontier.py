@@ -236,11 +236,11 @@ def frontier(
 
 
 def check_budgets(budgets: Sequence[float]) -> list[float]:
-    """The budgets, the largest first, each once.
+    """The budgets with the digits that the names of folders have, the largest first, each once.
 
     Example:
-        >>> check_budgets([0.25, 0.5, 0.25])
-        [0.5, 0.25]
+        >>> check_budgets([0.25, 0.5, 0.25, 1 / 3])
+        [0.5, 0.333333, 0.25]
     """
     if not isinstance(budgets, list | tuple) or not budgets:
         raise TypeError(
@@ -249,7 +249,7 @@ def check_budgets(budgets: Sequence[float]) -> list[float]:
     wrong = [keep for keep in budgets if not _checks.is_number(keep) or not LEAST <= keep < 1]
     if wrong:
         raise ValueError(f"a budget must be at least {LEAST} and less than 1, which is the original; got {wrong[0]!r}")
-    return sorted({float(keep) for keep in budgets}, reverse=True)
+    return sorted({float(f"{keep:g}") for keep in budgets}, reverse=True)
 
 
 def name_of(keep: float) -> str:
