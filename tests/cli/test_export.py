@@ -25,3 +25,24 @@ def test_an_adapter_is_merged_into_the_graph(run, bert, texts, tmp_path):
         expected = load(tmp_path / "tuned")[0](**make_tokenizer()(make_texts(5), padding=True, return_tensors="pt"))
     np.testing.assert_allclose(found, expected.logits.numpy(), atol=1e-4)
     assert np.ptp(found, axis=0).min() > 1e-3
+
+
+def test_options_hold_for_the_merge_too(run, bert, texts, tmp_path, monkeypatch):
+    """They are checked before it."""
+    tune = "--method", "lora", "--max-steps", 1, "--train", tmp_path / "train.tsv"
+    assert run("finetune", bert, *tune, "--out", tmp_path / "tuned")[0] == 0
+    given = []
+
+    def stop(*args, max_loss, seed, **others):
+        given.append((max_loss, seed))
+        raise ValueError("merged")
+
+    monkeypatch.setattr("snnk.finetune.merge", stop)
+    for command in (("export", "--to", "onnx"), ("compress",)):
+        call = command[0], tmp_path / "tuned", *command[1:], "--calibration", texts, "--out", tmp_path / "out"
+        wrong = ("--int8", "none") if command[0] == "export" else ("--keep", 2)
+        code, _, err = run(*call, *wrong)
+        assert code == 2 and "merged" not in err, err
+        code, _, err = run(*call, "--max-loss", 0.2, "--seed", 7)
+        assert code == 2 and "merged" in err, err
+    assert given == [(0.2, 7)] * 2

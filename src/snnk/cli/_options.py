@@ -45,9 +45,9 @@ Base = Annotated[
 MaxLoss = Annotated[
     float,
     typer.Option(
-        help="Write nothing if the exported model loses more on held-out inputs: 1 - mean cosine for vectors, "
-        "1 - part of equal predictions for classes, 1 - Spearman correlation for scores, log of the ratio of "
-        "perplexities for decoders."
+        help="Write nothing if the exported model, or an SNNK adapter that is merged, loses more on held-out "
+        "inputs: 1 - mean cosine for vectors, 1 - part of equal predictions for classes, 1 - Spearman correlation for "
+        "scores, log of the ratio of perplexities for decoders."
     ),
 ]
 MaxLength = Annotated[int, typer.Option(help="Most tokens per input; the model's own limit applies too.", min=1)]

@@ -13,7 +13,7 @@ from snnk.cli._printing import say
 
 @contextmanager
 def whole_model(
-    model: str, base: str | None, calibration: Path | None, column: str | None
+    model: str, base: str | None, calibration: Path | None, column: str | None, *, max_loss: float, seed: int
 ) -> Iterator[tuple[str, str | None]]:
     """The folder of a whole model, and the columns of the calibration file.
 
@@ -24,6 +24,7 @@ def whole_model(
         model: folder or hub name, as the user gave it.
         base: of `snnk.finetune.load`.
         calibration, column: of `snnk.hf.compress`.
+        max_loss, seed: of `snnk.finetune.merge`.
     """
     from snnk.finetune.loading import is_tuned, read_metrics
 
@@ -43,5 +44,5 @@ def whole_model(
 
     with TemporaryDirectory() as place:
         merged = Path(place) / folder.resolve().name
-        merge(folder, merged, base=base, calibration=calibration, column=column, say=say)
+        merge(folder, merged, base=base, calibration=calibration, column=column, max_loss=max_loss, seed=seed, say=say)
         yield str(merged), column

@@ -131,8 +131,11 @@ def command(
     _options.require("transformers", extra="hf")
     from snnk.hf import compress
     from snnk.hf.compression import figures
+    from snnk.hf.compression.pipeline import check_settings, default_settings
 
-    with whole_model(model, base, calibration, column) as (folder, options["column"]), bar("blocks") as show:
+    check_settings({**default_settings(), **options}, calibration)  # before an adapter is merged
+    merging = whole_model(model, base, calibration, column, max_loss=max_loss, seed=seed)
+    with merging as (folder, options["column"]), bar("blocks") as show:
 
         def progress(what: str, done: int, total: int, note: str = "") -> None:
             show(what, done, total, note, unit="steps" if note else "blocks")  # the distillation alone has notes

@@ -43,8 +43,11 @@ def command(
     from snnk.hf import export
     from snnk.hf.compression import figures
     from snnk.hf.serve import using
+    from snnk.hf.serve.served import check_settings
 
-    with whole_model(model, base, calibration, column) as (folder, options["column"]):
+    check_settings(to=to, int8=int8, max_loss=max_loss)  # before an adapter is merged
+    merging = whole_model(model, base, calibration, column, max_loss=max_loss, seed=seed)
+    with merging as (folder, options["column"]):
         found = export(folder, calibration, out=out, say=say, **options)
     show_stages(found)
     held = found["held_out"]

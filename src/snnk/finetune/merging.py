@@ -64,7 +64,7 @@ def merge(
     """
     folder, out = Path(folder), Path(out)
     _io.check_out(out)
-    _checks.positive(max_loss, "max_loss")
+    _checks.at_least_zero(max_loss, "max_loss")
     facts = read_metrics(folder)
     if not facts["adapter"]:
         raise ValueError(f"{folder} has no adapter to merge; it is a whole model already")
@@ -158,7 +158,7 @@ def _merge_nearest(
     if loss > max_loss:
         raise ValueError(
             f"the loss of merging the SNNK adapter, {loss:.4f} on {len(before):,} others, is above {max_loss}; "
-            "calibrate with texts like those of the training, raise max_loss of snnk.finetune.merge, or train with the "
+            "calibrate with texts like those of the training, raise max_loss (--max-loss), or train with the "
             "method lora, which merges exactly"
         )
     return model, found

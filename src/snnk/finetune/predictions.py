@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -154,7 +155,7 @@ def predict(
             cross-encoder of sentence-transformers; or a name on the hub.
         data: .csv, .tsv, .jsonl (each also as .gz), .parquet, .arrow; or a folder of images.
         out: new file, .csv, .jsonl or .parquet, with one line per row, in the same order. For images, its first column
-            is `file`.
+            is `file`. NaN and infinity in key columns are null in .jsonl, as JSON has neither.
         base: of `load`, for an adapter.
         text, text_pair: columns of the texts. Default: those of the training; otherwise the first column of texts, and
             no second one.
@@ -213,7 +214,9 @@ def predict(
                     f"the output has a column {twice[0]!r} of its own; rename that of {data}, or leave it out"
                 )
             if write is None:  # only now is it certain that the file and the model fit together
-                write = held.enter_context(_writing(out, types, predictor.names or ()))
+                write = held.enter_context(
+                    _writing(out, types, () if predictor.images else keys, predictor.names or ())
+                )
             write({**kept, **found})
             done += len(outputs)
             progress(done, total)
@@ -306,16 +309,16 @@ def _limit(model: Any, processor: Any, most: int | None) -> int:
 Part = tuple[Columns, Columns, list[Any] | None]  # inputs of the model, kept columns, and labels if there are any
 
 
-def _image_parts(folder: Path) -> tuple[Iterator[Part], int, Any]:
+def _image_parts(folder: Path) -> tuple[Iterator[Part], int, dict[str, Any]]:
     files = find_images(folder)
     starts = range(0, len(files), PART)
     parts = (files[start : start + PART] for start in starts)
     rows = (({"file": part}, {"file": [f.relative_to(folder).as_posix() for f in part]}, None) for part in parts)
-    return rows, len(files), None
+    return rows, len(files), {}
 
 
-def _text_parts(predictor: Predictor, file: Path, keys: list[str]) -> tuple[Iterator[Part], int, Any]:
-    """Parts of a file, the number of its rows or 0, and the Arrow types of its columns, if it has them."""
+def _text_parts(predictor: Predictor, file: Path, keys: list[str]) -> tuple[Iterator[Part], int, dict[str, Any]]:
+    """Parts of a file, the number of its rows or 0, and the Arrow types of its key columns, if it has them."""
     schema, total = arrow_schema(file)
     head = as_columns(islice(read_rows(file, spare=predictor.spare, at_once=HEAD), HEAD), file)
     if not head:
@@ -346,7 +349,8 @@ def _text_parts(predictor: Predictor, file: Path, keys: list[str]) -> tuple[Iter
             inputs = {name: columns[column] for name, column in zip(("text", "pair"), texts, strict=False)}
             yield inputs, {name: columns[name] for name in keys}, None if label is None else columns[label]
 
-    return parts(), total, schema
+    # a column that the model adds may have the name of another one in the file, of another type
+    return parts(), total, {field.name: field.type for field in schema or () if field.name in keys}
 
 
 def _chunks(rows: Iterable[Any], size: int) -> Iterator[tuple[int, list[Any]]]:
@@ -358,7 +362,9 @@ def _chunks(rows: Iterable[Any], size: int) -> Iterator[tuple[int, list[Any]]]:
 
 
 @contextmanager
-def _writing(out: Path, types: Any, names: Sequence[str]) -> Iterator[Callable[[Columns], None]]:
+def _writing(
+    out: Path, types: Mapping[str, Any], keys: Sequence[str], names: Sequence[str]
+) -> Iterator[Callable[[Columns], None]]:
     """A function that adds columns of rows to a new file, which appears when the block ends."""
     kind = out.suffix.lower()
     with _io.replacing(out) as temporary, ExitStack() as held:
@@ -370,7 +376,8 @@ def _writing(out: Path, types: Any, names: Sequence[str]) -> Iterator[Callable[[
 
             def write_lines(columns: Columns) -> None:
                 for row in zip(*columns.values(), strict=True):
-                    value = json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, default=str)
+                    found = _finite(dict(zip(columns, row, strict=True)))
+                    value = json.dumps(found, ensure_ascii=False, allow_nan=False, default=str)
                     file.write(f"{value}\n")
 
             yield write_lines
@@ -381,14 +388,23 @@ def _writing(out: Path, types: Any, names: Sequence[str]) -> Iterator[Callable[[
             if not header:
                 header.extend(columns)
                 writer.writerow(map(cell, header))
-            # classes come from a model; the kept columns stay as they are, as their values are to be found again
-            safe = [[cell(v) for v in c] if name.startswith("predicted_") else c for name, c in columns.items()]
+            # key columns stay as they are, as their values are to be found again
+            safe = [c if name in keys else [cell(v) for v in c] for name, c in columns.items()]
             writer.writerows(zip(*safe, strict=True))
 
         yield write_rows
 
 
-def _parquet(file: Path, types: Any, held: ExitStack) -> Callable[[Columns], None]:
+def _finite(value: Any) -> Any:
+    """A value of JSON with None in place of NaN and infinity."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _parquet(file: Path, types: Mapping[str, Any], held: ExitStack) -> Callable[[Columns], None]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -398,10 +414,9 @@ def _parquet(file: Path, types: Any, held: ExitStack) -> Callable[[Columns], Non
 
     def write(columns: Columns) -> None:
         nonlocal writer
-        known = {} if types is None else {field.name: field.type for field in types}
         try:
             if writer is None:
-                schema = {name: known.get(name) or pa.array(values).type for name, values in columns.items()}
+                schema = {name: types.get(name) or pa.array(values).type for name, values in columns.items()}
                 writer = held.enter_context(pq.ParquetWriter(file, pa.schema(schema)))
             writer.write_table(pa.table(columns, schema=writer.schema))
         except pa.ArrowException as error:
