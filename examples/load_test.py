@@ -11,8 +11,8 @@ import json
 import statistics
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SENTENCE = "A man with a hat is playing the guitar in front of the old town hall."
@@ -27,12 +27,10 @@ def measure(folder: Path, clients: int, texts: int, seconds: float, warm_up: flo
             times: list[float] = []
             body = json.dumps({"texts": texts * [SENTENCE]})
             send(port, body, warm_up, [])
-            threads = [threading.Thread(target=send, args=(port, body, seconds, times)) for _ in range(clients)]
             began = time.perf_counter()
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            with ThreadPoolExecutor(clients) as pool:
+                for client in [pool.submit(send, port, body, seconds, times) for _ in range(clients)]:
+                    client.result()  # raises the error of a client
             return len(times) / (time.perf_counter() - began), 1e3 * statistics.median(times)
         finally:
             server.terminate()

@@ -1,7 +1,7 @@
 """`snnk export` of folders that `snnk finetune` wrote."""
 
 import numpy as np
-import onnxruntime
+import pytest
 import torch
 
 from snnk.finetune import load
@@ -11,6 +11,8 @@ from helpers.texts import make_texts, make_tokenizer
 
 def test_an_adapter_is_merged_into_the_graph(run, bert, texts, tmp_path):
     """Its classifier reads the mean of all tokens, which no class of transformers does."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
     tune = "--method", "lora", "--max-steps", 2, "--train", tmp_path / "train.tsv", "--pooling", "mean"
     assert run("finetune", bert, *tune, "--out", tmp_path / "tuned")[0] == 0
     options = "--to", "onnx", "--calibration", texts, "--out", tmp_path / "served"

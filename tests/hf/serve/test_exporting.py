@@ -179,7 +179,7 @@ def test_no_file_names_a_place_on_this_machine(exported):
 
 
 def test_int8_of_both_formats(exported, tmp_path):
-    """Of one graph: static and dynamic int8 of ONNX, and static int8 of OpenVINO; each is smaller and near."""
+    """Static and dynamic int8 of ONNX, and static int8 of OpenVINO, of one graph; each is near it."""
     need("openvino", "nncf")
     _, _, _, served, _, _ = exported
     inputs = [dict(make_tokenizer()([text], return_tensors="pt")) for text in make_texts(40)]
@@ -198,9 +198,20 @@ def test_int8_of_both_formats(exported, tmp_path):
         assert (b"FakeQuantize" if to == "openvino" else b"_scale") in path.read_bytes()
         found = graphs.open_graph(path, to)(batch)["last_hidden_state"]
         error = float((found - exact).square().mean() / exact.square().mean())
-        assert 1e-7 < error < 0.02, (to, mode, error)
+        assert 1e-7 < error < 0.08, (to, mode, error)  # 7 bits have twice the error of 8, four times when squared
         files = {"onnx": [".onnx"], "openvino": [".bin", ".xml"]}[to]
         assert sorted(file.suffix for file in path.parent.iterdir()) == files
+
+
+@pytest.mark.parametrize(("found", "most"), [("AVX2", 64), ("AVX2, AVX-512, VNNI", 127), ("unknown", 127)])
+def test_weights_have_seven_bits_without_vnni(exported, tmp_path, monkeypatch, found, most):
+    monkeypatch.setattr(quantizing, "instructions", lambda: found)
+    path = tmp_path / "model.onnx"
+    path.write_bytes((exported[3] / "onnx" / "model.onnx").read_bytes())
+    quantizing.quantize_(path, "onnx", "dynamic", [])
+    tensors = [onnx.numpy_helper.to_array(x) for x in onnx.load(path).graph.initializer]
+    assert max(abs(x.astype(int)).max() for x in tensors if x.dtype == "int8" and x.ndim == 2) == most
+    assert ("7 bits" if most == 64 else "may be larger") in quantizing.on_others("onnx")
 
 
 def test_static_int8_for_openvino_from_the_command(exported, tmp_path, run, brief):
@@ -295,7 +306,7 @@ def test_the_loss_of_each_kind_of_output():
 
 
 def test_a_reranker_returns_the_scores_of_the_cross_encoder(tmp_path, brief):
-    """Of sentence-transformers, for pairs that nothing was calibrated with."""
+    """The cross-encoder is that of sentence-transformers; nothing was calibrated with the pairs."""
     sentence_transformers = pytest.importorskip("sentence_transformers")
     model = make("BertForSequenceClassification", num_labels=1, type_vocab_size=2, **SIZES)
     perturb_(model)
@@ -345,6 +356,9 @@ def test_a_decoder_has_no_cache_and_says_so(tmp_path, brief, run):
     found = graphs.open_onnx(tmp_path / "served" / "onnx" / "model.onnx")(batch)["logits"]
     mask = batch["attention_mask"].bool()
     assert torch.allclose(found[mask], wanted[mask], atol=1e-4)
+    report = json.loads((tmp_path / "served" / "report.json").read_text())
+    assert report["stages"][0]["bytes"] == sum(p.nbytes for p in model.parameters()) // 2  # stored in bfloat16
+    assert any("are in bfloat16" in warning for warning in report["warnings"])
     assert "use_cache=False" in (tmp_path / "served" / "README.md").read_text()
 
 
@@ -354,6 +368,8 @@ def test_compress_ends_in_what_is_served(bert, texts, tmp_path, quick, brief, ru
     args = ("compress", bert, "--calibration", texts, "--keep", 0.5, "--recover", 0, "--equal", "--out", out)
     code, _, err = run(*args, "--for", "tflite")
     assert code == 2 and "unknown format to serve 'tflite'. Known: onnx, onnx-int8, openvino, openvino-int8" in err
+    code, _, err = run(*args[:4], "--target-latency", "5ms", "--out", out, "--for", "onnx-int8")
+    assert code == 2 and "give runtime='onnxruntime' (--runtime onnxruntime), or target_speedup or keep instead" in err
     code, _, err = run(*args, "--for", "onnx-int8", "--max-loss", 0)
     assert code == 2 and "more than max_loss 0.0: nothing was written" in err and not out.exists()
     code, printed, err = run(*args, "--for", "onnx-int8", "--max-loss", 0.2)

@@ -59,7 +59,7 @@ from snnk.hf.models import (
     token_limit,
 )
 from snnk.hf.record import unreached
-from snnk.hf.serve import plain
+from snnk.hf.serve import graphs, plain, quantizing
 from snnk.hf.serve.served import MAX_LOSS, SERVED, make_graphs
 from snnk.hf.serve.served import check_settings as check_export
 from snnk.hf.widening import Gathered, gather
@@ -230,6 +230,11 @@ def check_settings(settings: dict[str, Any], calibration: Path | None) -> None:
     parse_layers(settings["layers"])
     if settings["served"] is not None:
         export_settings(settings)
+        if settings["target_latency"] is not None and settings["runtime"] == "torch":
+            raise ValueError(
+                f"target_latency counts times of PyTorch here, and {settings['served']} has others; give "
+                "runtime='onnxruntime' (--runtime onnxruntime), or target_speedup or keep instead"
+            )
     if calibration is None and (column := settings["column"]) is not None:
         raise ValueError(f"column names columns of the calibration file; give one, or leave out column {column!r}")
     if calibration is not None and not calibration.exists():
@@ -393,6 +398,11 @@ def prepare(opened: Opened, calibration: Path | None, say: Callable[[str], None]
             part[:] = [batch and {name: x[:, None] for name, x in batch.items()} for batch in part]
     pooling, note = pooling_with_note(folder)
     outputs = probe(network, inputs.batches[0], pooling)  # before any work
+    if settings["served"] is not None:
+        int8 = export_settings(settings)["int8"]
+        if int8 is not None:
+            quantizing.doubt(int8, given.kind, given.items)  # refuses too few inputs
+        graphs.output_names(network, graphs.example(network, graphs.input_names(network, inputs.batches[0])))
     layers, away = _reached(network, inputs.batches[0], settings)
     known = {field.name: getattr(opened, field.name) for field in fields(opened)}
     return Prepared(
@@ -603,7 +613,7 @@ def _write(
             options: dict[str, Any] = {"pooling": prepared.outputs.pooling, "say": say, "original": original}
             try:
                 found["served"] = make_graphs(network, prepared.inputs, temporary / inner, chosen, **options)
-            except ValueError as error:
+            except Exception as error:  # of a runtime; the compressed model must not be lost
                 raise NotServed(f"{error}; the same command goes on from here") from error
             found["warnings"] += found["served"]["warnings"]
         _io.write_json(temporary / "report.json", found)

@@ -121,8 +121,8 @@ def measure(
     Args:
         runs: by name, functions that run a model once on the batch and wait for the result.
         inputs: the batch in words, such as "32 x 128 tokens".
-        threads: of torch, for the time of the measurement; other runtimes must be told on their own. Default: as they
-            are.
+        threads: of torch, for the time of the measurement; sessions of other runtimes have their own number. Default:
+            as they are.
         clock: "wall" for runs on an accelerator. Default: "processor" with one thread, otherwise "wall".
         least, most: numbers of rounds, after one that warms up.
         seconds: after this time no further round begins, once there are `least`.

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from snnk._environment import instructions
 from snnk.hf.serve.graphs import import_unreported, silenced
 
 MODES = {"onnx": ("static", "dynamic"), "openvino": ("static",)}
@@ -38,9 +39,27 @@ def doubt(mode: str, kind: str, count: int) -> str | None:
     if count < LEAST:
         raise ValueError(
             f"static int8 takes its scales from the calibration inputs; got {count} {kind}, and at least {LEAST} are "
-            f"needed ({ENOUGH} or more are better): give more, or use --int8 dynamic, which needs none, for onnx"
+            f"needed ({ENOUGH} or more are better): give more, or use --int8 dynamic or --for onnx-int8"
         )
     return f"{count} {kind} are few for the scales of int8: other inputs may exceed them; give {ENOUGH} or more"
+
+
+def on_others(to: str) -> str | None:
+    """A warning of the loss on other processors, for ONNX.
+
+    Without the instructions VNNI, x86 processors add products of 8 bits in 16 bits, which can overflow.
+    """
+    if to != "onnx":
+        return None
+    if seven_bits():
+        return "this processor has no VNNI: weights have 7 bits instead of 8, so that sums do not overflow"
+    return "the loss of int8 may be larger on an x86 processor without VNNI than measured here"
+
+
+def seven_bits() -> bool:
+    """Whether sums of 8-bit products can overflow on this processor: one with AVX2 and without VNNI."""
+    found = instructions()
+    return "AVX2" in found and "VNNI" not in found
 
 
 def quantize_(path: Path, to: str, mode: str, inputs: Sequence[dict[str, Tensor]]) -> None:
@@ -69,7 +88,7 @@ def quantize_(path: Path, to: str, mode: str, inputs: Sequence[dict[str, Tensor]
 def _onnx_dynamic(path: Path, new: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    quantize_dynamic(path, new, per_channel=True, weight_type=QuantType.QInt8)
+    quantize_dynamic(path, new, per_channel=True, reduce_range=seven_bits(), weight_type=QuantType.QInt8)
 
 
 def _onnx_static(path: Path, new: Path, inputs: Sequence[dict[str, Tensor]]) -> None:
@@ -92,6 +111,7 @@ def _onnx_static(path: Path, new: Path, inputs: Sequence[dict[str, Tensor]]) -> 
         Reader(),
         quant_format=QuantFormat.QDQ,
         per_channel=True,
+        reduce_range=seven_bits(),
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
         op_types_to_quantize=MATRICES,

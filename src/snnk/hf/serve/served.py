@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from snnk import _checks
@@ -67,7 +68,7 @@ def make_graphs(
     A ValueError if the graph differs from PyTorch, or if a stage loses more than settings["max_loss"].
 
     Args:
-        network: the model, which is converted to float32.
+        network: the model. It and `original` are converted to float32, after their sizes are taken.
         inputs: to calibrate with, and to measure on.
         folder: place of the model's configuration.
         settings: "to", "int8", "max_loss" and "texts" of `export`.
@@ -82,11 +83,17 @@ def make_graphs(
     warned: list[str] = []
     if mode is not None:
         doubt = quantizing.doubt(mode, inputs.given.kind, inputs.given.items)
-        if doubt is not None:
-            warned.append(doubt)
-            say(f"warning: {doubt}")
+        warned += filter(None, (doubt, quantizing.on_others(to)))
+        for warning in warned:
+            say(f"warning: {warning}")
     say(f"exporting to {to}")
+    sizes = {id(model): sum(t.nbytes for t in stored(model).values()) for model in (network, original or network)}
+    if network.dtype != torch.float32:
+        kind = str(network.dtype).removeprefix("torch.")
+        warned.append(f"the weights in PyTorch are in {kind}, and sizes are those; all latencies are of float32")
+        say(f"note: {warned[-1]}")
     network = network.float()
+    original = None if original is None else original.float()
     batches = [batch for batch in inputs.lessons if batch is not None]  # as they are in use
     names = graphs.input_names(network, batches[0])
     graph = place / FILES["onnx"]
@@ -107,7 +114,7 @@ def make_graphs(
 
     def torch_stage(name: str, model: PreTrainedModel) -> dict[str, Any]:
         runs[name] = lambda batch: latency.run_torch(model, batch)
-        found: dict[str, Any] = {"name": name, "bytes": sum(t.nbytes for t in stored(model).values())}
+        found: dict[str, Any] = {"name": name, "bytes": sizes[id(model)]}
         if original is not None and model is network:
             found |= {"held_out": compared(original)}
             found["loss"] = loss_of(found["held_out"][0]["figures"])
@@ -220,4 +227,4 @@ def _advice(to: str, mode: str | None) -> str:
     if mode is None:
         return "give a larger max_loss, or serve the model with PyTorch"
     other = "--int8 dynamic, " if to == "onnx" and mode == "static" else ""
-    return f"use {other}no --int8, more texts like those in use, or a larger max_loss"
+    return f"use {other}no int8 (--for {to}, or no --int8), more texts like those in use, or a larger max_loss"

@@ -1,4 +1,4 @@
-"""What reports say of a served model: how it is loaded, and its stages in a table and as pictures."""
+"""Parts of reports on a served model: how it is loaded, and its stages in a table and as pictures."""
 
 from __future__ import annotations
 
