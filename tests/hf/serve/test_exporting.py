@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -116,6 +117,13 @@ def brief(monkeypatch):
     monkeypatch.setattr(served_stages, "SECONDS", 0.0)
 
 
+@pytest.fixture
+def same_graph(exported, monkeypatch):
+    """The graph of `exported` stands for another export of the same model, which takes seconds."""
+    graph = exported[3] / "onnx" / "model.onnx"
+    monkeypatch.setattr(graphs, "write_onnx", lambda model, batch, path: path.write_bytes(graph.read_bytes()))
+
+
 def vectors(model, texts):
     batch = make_tokenizer()(texts, padding=True, return_tensors="pt")
     with torch.no_grad():
@@ -214,7 +222,7 @@ def test_weights_have_seven_bits_without_vnni(exported, tmp_path, monkeypatch, f
     assert ("7 bits" if most == 64 else "may be larger") in quantizing.on_others("onnx")
 
 
-def test_static_int8_for_openvino_from_the_command(exported, tmp_path, run, brief):
+def test_static_int8_for_openvino_from_the_command(exported, tmp_path, run, brief, same_graph):
     need("nncf")
     model, folder, texts, *_ = exported
     out = tmp_path / "served"
@@ -232,13 +240,8 @@ def test_static_int8_for_openvino_from_the_command(exported, tmp_path, run, brie
     assert report["held_out"][0]["worst"] == []
 
 
-def test_a_loss_above_the_limit_leaves_nothing(exported, tmp_path, monkeypatch):
-    _, folder, texts, served, *_ = exported
-
-    def written(model, batch, path):
-        path.write_bytes((served / "onnx" / "model.onnx").read_bytes())  # the same graph: an export takes seconds
-
-    monkeypatch.setattr(graphs, "write_onnx", written)
+def test_a_loss_above_the_limit_leaves_nothing(exported, tmp_path, same_graph):
+    _, folder, texts, *_ = exported
     options = {"to": "onnx", "int8": "dynamic", "max_loss": 1e-9, "out": tmp_path / "out"}
     with pytest.raises(ValueError, match=r"onnx int8 dynamic loses \S+ \(1 - mean cosine\), more than max_loss 1e-09"):
         export(folder, texts, **options)
@@ -362,7 +365,7 @@ def test_a_decoder_has_no_cache_and_says_so(tmp_path, brief, run):
     assert "use_cache=False" in (tmp_path / "served" / "README.md").read_text()
 
 
-def test_compress_ends_in_what_is_served(bert, texts, tmp_path, quick, brief, run):
+def test_compress_ends_in_what_is_served(bert, texts, tmp_path, quick, brief, run, monkeypatch):
     """A graph that loses too much leaves the checkpoint alone, from which a command with another limit goes on."""
     out = tmp_path / "small"
     args = ("compress", bert, "--calibration", texts, "--keep", 0.5, "--recover", 0, "--equal", "--out", out)
@@ -370,6 +373,19 @@ def test_compress_ends_in_what_is_served(bert, texts, tmp_path, quick, brief, ru
     assert code == 2 and "unknown format to serve 'tflite'. Known: onnx, onnx-int8, openvino, openvino-int8" in err
     code, _, err = run(*args[:4], "--target-latency", "5ms", "--out", out, "--for", "onnx-int8")
     assert code == 2 and "give runtime='onnxruntime' (--runtime onnxruntime), or target_speedup or keep instead" in err
+    (tmp_path / "few.txt").write_text("\n".join(make_texts(20)))
+    few = ("compress", bert, "--calibration", tmp_path / "few.txt", "--out", out, "--for", "openvino-int8")
+    if find_spec("nncf") is not None:
+        code, printed, err = run(*few)
+        assert code == 2 and "at least 32 are needed" in err and "--for onnx-int8" in err and "fitt" not in printed
+    write, made = graphs.write_onnx, tmp_path / "model.onnx"
+
+    def once(model, batch, path):
+        if not made.exists():
+            write(model, batch, made)
+        path.write_bytes(made.read_bytes())
+
+    monkeypatch.setattr(graphs, "write_onnx", once)
     code, _, err = run(*args, "--for", "onnx-int8", "--max-loss", 0)
     assert code == 2 and "more than max_loss 0.0: nothing was written" in err and not out.exists()
     code, printed, err = run(*args, "--for", "onnx-int8", "--max-loss", 0.2)
