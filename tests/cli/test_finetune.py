@@ -1,4 +1,3 @@
-import os
 import signal
 
 import pytest
@@ -76,7 +75,7 @@ def test_an_interrupted_run_says_how_to_go_on(finetune, tmp_path, monkeypatch):
     step = loop._Run.step
 
     def interrupt(self, indices):
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.getsignal(signal.SIGINT)(signal.SIGINT, None)
         return step(self, indices)
 
     monkeypatch.setattr(loop._Run, "step", interrupt)
