@@ -188,7 +188,7 @@ def encode(tokenizer: Any, rows: list[Ids], size: int = 32) -> list[Batch]:
 
 
 def inputs(bench: Bench, kind: str, way: Way, seed: int) -> tuple[list[Batch], list[Batch | None]]:
-    """What is fitted to, and the same for the distillation: texts of the given kind as they are, None for others."""
+    """Inputs of the fit, and the same for the distillation: texts of the given kind as they are, None for others."""
     tokenizer, order = bench.tokenizer, random.Random(seed)
 
     def tokens(texts: list[str]) -> list[Ids]:

@@ -173,7 +173,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=96, help="of distillation")
     parser.add_argument("--only", default="", help="run only contenders whose name starts with this")
     parser.add_argument("--skip", default="-", help="skip contenders whose name starts with this")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/decoder.json"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/decoder-smollm2.json"))
     args = parser.parse_args()
     if not args.quick and not (args.model and args.data):
         parser.error("name --model and --data, or use --quick for a generated model")

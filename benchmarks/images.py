@@ -143,32 +143,29 @@ def ours(place: Place, keep: float, work: Path, **options: Any) -> Any:
     return model
 
 
-def low_rank(place: Place, keep: float, work: Path) -> Any:
-    model = copy.deepcopy(place.model)
-    rivals.low_rank(model, place.calibration, keep)
-    return model
+def rival(change: Callable[[Any, Any, float], None]) -> Callable[[Place, float, Path], Any]:
+    """A copy of the model that `change` has changed."""
+
+    def changed(place: Place, keep: float, work: Path) -> Any:
+        model = copy.deepcopy(place.model)
+        change(model, place.calibration, keep)
+        return model
+
+    return changed
 
 
-def prune(place: Place, keep: float, work: Path) -> Any:
-    model = copy.deepcopy(place.model)
-    rivals.prune(model, place.calibration, keep)
-    return model
-
-
-def drop_layers(place: Place, keep: float, work: Path) -> Any:
-    """The layers that turn the residual stream least are dropped."""
-    model = copy.deepcopy(place.model)
+def drop_layers(model: Any, batches: Any, keep: float) -> None:
+    """Drop the layers that turn the residual stream least."""
     layers = len(find_ffns(model))
-    rivals.drop_layers(model, place.calibration, layers - max(1, round(keep * layers)))
-    return model
+    rivals.drop_layers(model, batches, layers - max(1, round(keep * layers)))
 
 
 CONTENDERS: dict[str, Callable[[Place, float, Path], Any]] = {
     "snnk": ours,
     "snnk, without distillation": lambda p, k, w: ours(p, k, w, recover=0),
-    "activation-aware low rank": low_rank,
-    "pruning without refit": prune,
-    "dropping layers": drop_layers,
+    "activation-aware low rank": rival(rivals.low_rank),
+    "pruning without refit": rival(rivals.prune),
+    "dropping layers": rival(drop_layers),
 }
 
 

@@ -1,11 +1,11 @@
-"""What is served: PyTorch, onnxruntime and OpenVINO in float32 and int8, each with the original and with ours.
+"""PyTorch, ONNX Runtime and OpenVINO in float32 and int8, each with the original and with ours.
 
     python benchmarks/serving.py --model FOLDER --data GLUE_FOLDER [--keeps 0.33,0.25,0.21] [--out FILE]
     python benchmarks/serving.py --model FOLDER --data GLUE_FOLDER --compressed FOLDER,FOLDER
     python benchmarks/serving.py --quick
 
 The models of ours are folders of `snnk compress`, or are made with its default options from the sentences of STS-B's
-training file. int8 is dynamic in PyTorch and onnxruntime, and static in OpenVINO (by NNCF, with scales from the same
+training file. int8 is dynamic in PyTorch and ONNX Runtime, and static in OpenVINO (by NNCF, with scales from the same
 sentences; what stays in floating point is bfloat16 where the processor has it, as OpenVINO chooses). Latency is that of
 one thread, by processor time with wall time beside it, for batches of 1 x 16, 1 x 128, 32 x 32 and 32 x 128 tokens:
 everything takes turns in one process, until the standard error of each is 1 %, or for --seconds per batch. STS-B dev is
@@ -23,7 +23,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +35,15 @@ from whole import make, read
 
 from snnk.experiments.compression import Batch, States, quality, states_of, vectors
 from snnk.experiments.lab.records import Results
-from snnk.hf import compress, export
+from snnk.hf import compress
 from snnk.hf.compression.agreement import compare
 from snnk.hf.compression.outputs import VECTORS, Outputs
 from snnk.hf.serve import graphs
+from snnk.hf.serve.exporting import open_source, read_inputs
+from snnk.hf.serve.forms import FORMS, check_form, write_form
 from snnk.hf.serve.latency import SPREAD, measure
 
 SHAPES = {"1x16": (1, 16), "1x128": (1, 128), "32x32": (32, 32), "32x128": (32, 128)}
-RUNTIMES = {"onnxruntime": ("onnx", "dynamic"), "openvino": ("openvino", "static")}  # format and int8 of `export`
 RIVAL = ("original", "openvino", "int8")
 TARGETS = {2.0: 0.3, 2.5: 0.8}  # times as fast as the rival, and points of Spearman below it at most, of MiniLM
 JUDGED = ("1x16", "32x32")
@@ -80,22 +80,20 @@ def contenders(name: str, keep: float, folder: Path, texts: Path, work: Path, th
     small = int8(copy.deepcopy(model))
     for precision, network in (("float32", model), ("int8", small)):
         yield Contender(name, keep, "torch", precision, states_of(network), size_of(network)[1])
-    for runtime, (to, mode) in RUNTIMES.items():
-        if find_spec(runtime) is None:
-            sys.stdout.write(f"{runtime} is not installed, and is left out\n")
+    source = open_source(str(folder), lambda text: None)
+    inputs = read_inputs(source, texts, {"column": None, "max_length": 128, "seed": 0})
+    for form, (to, mode) in FORMS.items():
+        try:
+            check_form(form)
+        except ImportError as error:
+            sys.stdout.write(f"{form} is left out: {error}\n")
             continue
-        for precision in ("float32", "int8"):
-            out = work / f"{name} {runtime} {precision}"
-            made = export(
-                folder, texts, to=to, int8=mode if precision == "int8" else None, max_loss=1.0, texts=False, out=out
-            )
-            path, exact = out / made["file"], "f32" if precision == "float32" else None
-            session = (
-                graphs.open_onnx(path, threads=threads)
-                if to == "onnx"
-                else graphs.open_openvino(path, threads=threads, precision=exact)
-            )
-            yield Contender(name, keep, runtime, precision, states_in(session), made["stages"][-1]["bytes"] / 1e6)
+        out = work / f"{name} {form}"
+        out.mkdir()
+        path = write_form(source.network, inputs.own, out, form)
+        session = graphs.open_graph(path, to, threads=threads, exact=mode is None)
+        megabytes = sum(file.stat().st_size for file in out.iterdir()) / 1e6
+        yield Contender(name, keep, to, "int8" if mode else "float32", states_in(session), megabytes)
 
 
 def states_in(session: Callable[[Batch], dict[str, Tensor]]) -> States:

@@ -36,7 +36,7 @@ from snnk.experiments.lab.tiny import glue_columns
 from snnk.hf import compress
 from snnk.hf.calibration import HELD_OUT, load_calibration
 from snnk.hf.compression.distill import AUTO, recover_
-from snnk.hf.compression.pipeline import MORE_TOKENS
+from snnk.hf.compression.opening import MORE_TOKENS
 from snnk.hf.finding import find_ffns
 from snnk.hf.record import hold_out
 

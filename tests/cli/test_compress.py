@@ -252,6 +252,33 @@ def test_joint_and_refused_blocks(run, bert, texts, tmp_path):
     assert report["bytes"]["original"] == report["bytes"]["compressed"]
 
 
+def test_sizes_for_a_form_come_from_times_of_this_form(run, bert, texts, tmp_path, monkeypatch):
+    for name in ("onnxruntime", "onnxscript"):
+        pytest.importorskip(name)
+    asked = []
+
+    def measured(model, blocks, **options):
+        asked.append(options["runtime"])
+        return replace(made_up_timings(model), runtime=options["runtime"])
+
+    def compare(models, **options):
+        asked.append(options["runtime"])
+        return [1e-9 * work_of(model) for model in models]
+
+    monkeypatch.setattr("snnk.hf.serve.served.SECONDS", 0.0)
+    monkeypatch.setattr("snnk.hf.compression.planning.measure_times", measured)
+    monkeypatch.setattr("snnk.hf.compression.pipeline.compare", compare)
+    options = "--target-speedup", 1.3, "--refine", 0, "--recover", 0, "--out", tmp_path / "out"
+    command = "compress", bert, "--calibration", texts, *options, "--for", "onnx-int8", "--max-loss"
+    code, _, err = run(*command, 0)
+    assert code == 2 and "the same command with another --max-loss goes on from here" in err
+    code, out, err = run(*command, 1)
+    assert code == 0 and "going on from" in out and asked == ["onnx-int8"] * 3, err  # the second run has the times
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["timing"]["runtime"] == "onnx-int8"
+    assert report["served"]["stages"][-1]["name"] == "onnx int8 dynamic"
+
+
 @pytest.mark.parametrize("target", [["--target-speedup", 1.3], ["--target-latency", "0.9us"]])
 def test_a_latency_is_predicted_and_measured(run, bert, texts, tmp_path, monkeypatch, target):
     asked = []
@@ -265,13 +292,14 @@ def test_a_latency_is_predicted_and_measured(run, bert, texts, tmp_path, monkeyp
     folder = tmp_path / "out"
     options = [*target, "--tokens", "2x6", "--refine", 0, "--recover", 0, "--out", folder]
     code, out, err = run("compress", bert, "--calibration", texts, *options)
-    assert code == 0 and asked == [{"kind": "atoms", "tokens": (2, 6), "runtime": "torch"}], err  # once for both plans
+    assert code == 0 and len(asked) == 1, err  # once for both plans
+    assert (asked[0]["kind"], asked[0]["tokens"], asked[0]["runtime"]) == ("atoms", (2, 6), "torch")
     timing = json.loads((folder / "report.json").read_text())["timing"]
     wanted = timing["original_seconds"] / 1.3 if target[1] == 1.3 else 0.9e-6
     assert timing["tokens"] == [2, 6] and timing["predicted_seconds"] <= wanted + 1e-12
     assert timing["compressed_seconds"] == pytest.approx(timing["predicted_seconds"])
     assert hf.Plan.load(folder / "plan.json").predicted_seconds == timing["predicted_seconds"]
-    assert "ms for 2 x 6 tokens, predicted 0.00" in " ".join(out.split())
+    assert "ms for 2 x 6 tokens with torch, predicted 0.00" in " ".join(out.split())
     for name in ("report.html", "README.md"):
         assert "for 2 x 6 tokens with torch; predicted 0.00 ms" in (folder / name).read_text()
 
@@ -449,8 +477,8 @@ def test_without_calibration_a_model_of_images_or_of_other_words_is_refused(run,
         (["--target-speedup", -1], "target_speedup must be a positive number"),
         (["--target-latency", "3 MB"], "target_latency must be like '3ms'"),
         (["--target-latency", "3ms", "--tokens", "32"], "--tokens must be the number of inputs and of tokens per text"),
-        (["--target-latency", "3ms", "--runtime", "onnx"], "unknown runtime 'onnx'; did you mean 'onnxruntime'"),
-        (["--tokens", "1x8"], "tokens and runtime are for target_speedup and target_latency"),
+        (["--target-latency", "3ms", "--for", "onxx"], "unknown form 'onxx'; did you mean 'onnx'"),
+        (["--tokens", "1x8"], "tokens are for target_speedup and target_latency"),
         (["--layers", "a"], "layers must be"),
         (["--layers", "top-9"], "top-2"),
         (["--layers", "7"], "among 0 to 1"),

@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from snnk.finetune import finetune, load, merge, predict
-from snnk.hf import compress
+from snnk.hf import compress, doubts
 from snnk.hf.models import class_of, read_config, reads_pairs
 
 from helpers.texts import make_english, make_texts, make_tokenizer
@@ -23,6 +23,7 @@ def test_linear_adapters_are_merged_exactly(root, tmp_path, method, pooling):
     finetune(make_config(root, tmp_path / "tuned", method=method, pooling=pooling, learning_rate=0.03))
     said = []
     assert merge(tmp_path / "tuned", tmp_path / "whole", say=said.append) == {"exact": True}
+    assert doubts.merged(tmp_path / "whole") is None
     model, _ = load(tmp_path / "whole")
     before = load(tmp_path / "tuned")[0]
     torch.testing.assert_close(outputs(model), outputs(before), rtol=0, atol=1e-5)
@@ -67,6 +68,9 @@ def test_of_an_snnk_adapter_the_nearest_lora_adapter_is_merged(tuned, root, tmp_
     assert json.loads((tmp_path / "whole" / "metrics.json").read_text())["merged"] == found
     card = (tmp_path / "whole" / "README.md").read_text()
     assert f"explains {found['explained']:.1%} of its effect" in card
+    options = {"keep": 0.5, "refine": 0, "recover": 0, "widen": False}
+    report = compress(tmp_path / "whole", root / "texts.txt", out=tmp_path / "small", **options)
+    assert any(f"this loses {found['loss']:.4f} on" in warning for warning in report["warnings"])
 
 
 def test_a_merge_that_changes_too_much_is_refused(tuned, root, tmp_path):

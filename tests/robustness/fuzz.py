@@ -233,7 +233,7 @@ def make_compressed(folder: Path, kind: str = "atoms", head: str = "BertModel") 
 
 
 def load_compressed(folder: Path) -> Any:
-    from snnk.hf.compression.pipeline import load
+    from snnk.hf.compression.opening import load
 
     model, processor = load(folder, lambda line: None)
     return {**outputs(model, folder), "tokens": processor(["w1 w2 w39"])["input_ids"]}

@@ -21,7 +21,7 @@ from snnk.finetune import finetune, load
 from snnk.finetune.trainer import read_run
 from snnk.hf import Plan, plan
 from snnk.hf.auditing import audit
-from snnk.hf.compression import pipeline
+from snnk.hf.compression import opening
 from snnk.nn.bundling import Bundled
 
 from helpers.architectures import replaced
@@ -82,7 +82,7 @@ LOADERS = {
     "tuned": load,
     "adapter": load,
     "lora": load,
-    "original": lambda folder: pipeline.load(folder, lambda text: None),
+    "original": lambda folder: opening.load(folder, lambda text: None),
     "audit": audit,
     "bundle": lambda folder: Bundled.load(folder / "bundle.safetensors"),
     "plan": read_plan,
@@ -330,7 +330,7 @@ def test_originals_may_have_parts_that_a_class_does_without(tmp_path):
     save(model, tmp_path)
     damage(tmp_path / "config.json", put("architectures", to=["BertForMaskedLM"]))
     said = []
-    assert type(pipeline.load(tmp_path, said.append)[0]).__name__ == "BertForMaskedLM"
+    assert type(opening.load(tmp_path, said.append)[0]).__name__ == "BertForMaskedLM"
     assert len(said) == 1 and "does without bert.pooler.dense.bias" in said[0]
 
 
@@ -339,9 +339,9 @@ def test_a_pooler_that_sentence_transformers_never_reads(tmp_path):
     model.pooler = None
     save(model, tmp_path)
     with pytest.raises(ValueError, match=r"lacks pooler\.dense\.bias, pooler\.dense\.weight"):
-        pipeline.load(tmp_path, lambda text: None)
+        opening.load(tmp_path, lambda text: None)
     said = []
-    loaded, _ = pipeline.load(tmp_path, said.append, sentences=True)
+    loaded, _ = opening.load(tmp_path, said.append, sentences=True)
     assert len(said) == 1 and "these are zeros" in said[0] and not loaded.pooler.dense.weight.any()
 
 

@@ -47,13 +47,6 @@ def command(
             "only the first number counts."
         ),
     ] = "1x32",
-    runtime: Annotated[
-        str,
-        typer.Option(
-            help="Runtime that is timed for --target-speedup and --target-latency: torch, or onnxruntime for an "
-            "exported model."
-        ),
-    ] = "torch",
     layers: Annotated[str, typer.Option(help="all, top-6 (the last six), or numbers separated by commas.")] = "all",
     blocks: Annotated[str, typer.Option(help="all, ffn (feed-forward blocks alone), or attention.")] = "all",
     kind: Annotated[
@@ -70,7 +63,7 @@ def command(
         typer.Option(
             "--joint/--equal",
             help="Choose the sizes of all blocks together, from the calibration, or keep the same share of each. "
-            "Default: together, if there are enough tokens.",
+            "Default: together, if there are enough tokens; the same share with --blocks ffn.",
         ),
     ] = None,
     refine: Annotated[
@@ -108,12 +101,13 @@ def command(
         ),
     ] = "auto",
     base: _options.Base = None,
-    served: Annotated[
+    serve_as: Annotated[
         str | None,
         typer.Option(
             "--for",
-            help="Also export the result, as snnk export does: onnx, onnx-int8 (dynamic), openvino or openvino-int8 "
-            "(static). The report has size, latency and agreement of every stage.",
+            help="Also export the result, as snnk export does: openvino-int8 (static), onnx-int8 (dynamic), openvino "
+            "or onnx. The report has size, latency and agreement of every stage, and the two targets of time are "
+            "those of the exported model.",
         ),
     ] = None,
     max_loss: _options.MaxLoss = 0.05,
@@ -131,7 +125,8 @@ def command(
     _options.require("transformers", extra="hf")
     from snnk.hf import compress
     from snnk.hf.compression import figures
-    from snnk.hf.compression.pipeline import check_settings, default_settings
+    from snnk.hf.compression.pipeline import default_settings
+    from snnk.hf.compression.settings import check_settings
 
     check_settings({**default_settings(), **options}, calibration)  # before an adapter is merged
     merging = whole_model(model, base, calibration, column, max_loss=max_loss, seed=seed)
@@ -153,7 +148,7 @@ def command(
         {"what": "times as fast", "before": 1.0, "after": speed["speedup"]},
     ]
     if (timing := found["timing"]) is not None:
-        what = f"ms for {timing['inputs']}, predicted {1e3 * timing['predicted_seconds']:.2f}"
+        what = f"ms for {timing['inputs']} with {timing['runtime']}, predicted {1e3 * timing['predicted_seconds']:.2f}"
         times = {"before": 1e3 * timing["original_seconds"], "after": 1e3 * timing["compressed_seconds"]}
         rows.append({"what": what, **times})
     show_table(found["base_model"], {"what": "", "before": "original", "after": "compressed"}, rows)

@@ -55,5 +55,5 @@ def command(
     lines = [{"what": line.name, **dict(zip(columns, line.values, strict=True))} for line in figures.lines(held)]
     show_table("agreement with PyTorch, held out", {"what": "", **columns}, lines)
     if using.is_decoder(found):
-        say(using.NO_CACHE)
+        say(using.CACHE[found["cache"]])
     wrote(out / found["file"], out / "report.html")

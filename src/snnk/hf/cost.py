@@ -39,6 +39,11 @@ def stored(model: nn.Module) -> dict[str, Tensor]:
     return {names[0]: tensor for names, tensor in by_storage(model)}
 
 
+def bytes_of(model: nn.Module) -> int:
+    """Bytes of the tensors that a model stores, each once."""
+    return sum(tensor.nbytes for tensor in stored(model).values())
+
+
 @contextmanager
 def counting_mode(model: nn.Module) -> Iterator[None]:
     """Run without gradients, dropout and cache of keys and values; afterwards everything is as before."""

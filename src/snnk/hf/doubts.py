@@ -7,8 +7,10 @@ per word in two tokenizers, code and other languages 1.8 and more. The other lim
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 FEW = 20  # tokens per feature of the largest block
@@ -232,6 +234,22 @@ def clipped(asked: int, measured: int) -> str | None:
         f"times were measured for texts of {measured} tokens, the most that the model has positions for, and not of "
         f"{asked}"
     )
+
+
+def merged(folder: Path) -> str | None:
+    """A model whose SNNK adapter `snnk.finetune.merge` has replaced by the nearest one that can be merged."""
+    file = folder / "metrics.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))["merged"]
+        exact, explained, loss, inputs = (found.get(name) for name in ("exact", "explained", "loss", "held_out"))
+        if exact is not False:
+            return None
+        return (
+            f"the SNNK adapter was merged as the nearest LoRA adapter, which explains {explained:.1%} of its effect; "
+            f"this loses {loss:.4f} on {inputs:,} held-out inputs, and agreement is with the merged model"
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # another program's file, or none
+        return None
 
 
 def padded(asked: str, saved: Mapping[str, Any], most: float) -> str | None:

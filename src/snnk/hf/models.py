@@ -177,6 +177,17 @@ def load_processor(source: str | Path, images: bool, *, vocab_size: int = 0) -> 
     return processor
 
 
+def without_place(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without the folder that it was loaded from.
+
+    Example:
+        >>> without_place({"_name_or_path": "here", "text_config": {"_name_or_path": "here", "hidden_size": 8}})
+        {'text_config': {'hidden_size': 8}}
+    """
+    found = {key: value for key, value in config.items() if key != "_name_or_path"}
+    return {key: without_place(value) if isinstance(value, Mapping) else value for key, value in found.items()}
+
+
 def token_limit(config: PretrainedConfig) -> int | None:
     """The length of the longest text, in tokens, that a model has positions for; None if there is no limit.
 

@@ -153,6 +153,11 @@ class Gathered:
     general: Calibration | None = None
     mixed: int = 0
 
+    @property
+    def own(self) -> list[Batch]:
+        """The given inputs that are fitted to, as they are in use."""
+        return [batch for batch in self.lessons if batch is not None]
+
     def __str__(self) -> str:
         return f"{self.given}\nmixed in: {self.general}" if self.mixed else str(self.given)
 

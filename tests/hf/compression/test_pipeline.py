@@ -10,6 +10,7 @@ import transformers as hf
 
 from snnk.hf import compress, plan
 from snnk.hf.calibration import load_calibration
+from snnk.hf.compression import pipeline
 from snnk.hf.compression.timing import RUNTIMES
 from snnk.hf.general import general_texts
 
@@ -147,12 +148,25 @@ def test_a_file_of_copies_is_measured_on_the_batches_that_compress_holds_out(ber
     assert any("reads all texts as the same tokens" in warning for warning in found["warnings"])
 
 
+@pytest.mark.parametrize(("given", "jointly"), [({}, True), ({"blocks": "ffn"}, False), ({"joint": False}, False)])
+def test_sizes_are_chosen_jointly_where_that_pays(bert, many, tmp_path, monkeypatch, given, jointly):
+    """Feed-forward blocks alone keep equal shares unless something else is asked for."""
+    asked, make = [], pipeline.make_plan
+    monkeypatch.setattr(
+        pipeline, "make_plan", lambda *args, **options: asked.append(options["batches"]) or make(*args, **options)
+    )
+    compress(bert, many, out=tmp_path / "out", keep=0.5, refine=0, recover=0, **given)
+    assert [batches is not None for batches in asked] == [False, True][: 1 + jointly]
+    if given == {"blocks": "ffn"}:
+        compress(bert, many, out=tmp_path / "asked", keep=0.5, refine=0, recover=0, joint=True, **given)
+        assert asked[-1] is not None
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"runtime": "other"}, "unknown runtime 'other'. Known: torch, onnx"),
         ({"tokens": (10**6, 10**6)}, "1000000 x 1000000 tokens is too large to be timed"),
-        ({"runtime": "broken"}, "BertModel cannot be run with broken on 1 x 32 tokens: out of order"),
+        ({}, "BertModel cannot be run with torch: out of order"),
     ],
 )
 def test_timings_of_a_plan_are_checked_before_any_work(bert, tmp_path, monkeypatch, change, message):
@@ -161,7 +175,7 @@ def test_timings_of_a_plan_are_checked_before_any_work(bert, tmp_path, monkeypat
     def broken(model, batch):
         raise RuntimeError("out of order")
 
-    monkeypatch.setitem(RUNTIMES, "broken", broken)
+    monkeypatch.setitem(RUNTIMES, "torch", broken)
     model = hf.AutoModel.from_pretrained(bert)
     found = plan(model, target_speedup=1.2, timings=made_up_timings(model))
     replace(found, timings=replace(found.timings, **change)).save(tmp_path / "plan.json")

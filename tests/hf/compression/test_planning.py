@@ -419,7 +419,7 @@ def test_keep_is_a_share_of_parameters_for_random_features_of_gated_blocks(kind)
         ({"target_latency": 0}, "target_latency must be like '3ms' or a positive number of seconds; got 0"),
         ({"target_latency": 1, "tokens": 32}, r"tokens must be the number of inputs and of .* \(1, 32\); got 32"),
         ({"target_latency": 1, "tokens": (1, 0)}, "length of tokens must be a positive integer; got 0"),
-        ({"target_latency": 1, "runtime": "onnx"}, "unknown runtime 'onnx'; did you mean 'onnxruntime'"),
+        ({"target_latency": 1, "runtime": "onxx"}, "unknown runtime 'onxx'; did you mean 'onnx'"),
         ({"keep": 0.5, "layers": 1}, "layers must be 'all', 'top-6', or numbers such as '3,4,5'; got 1"),
         ({"keep": 0.5, "layers": None}, "layers must be 'all', 'top-6', or numbers such as '3,4,5'; got None"),
         ({"keep": 0.5, "layers": ["a"]}, r"layers must be 'all', 'top-6', or numbers such as '3,4,5'; got \['a'\]"),

@@ -14,14 +14,18 @@ import transformers
 
 from snnk.hf import plan
 from snnk.hf.compression import timing
+from snnk.hf.compression.plans import option
 from snnk.hf.compression.times import Time, TimedBlocks, Timings
-from snnk.hf.compression.timing import compare, measure_times, replace_as_planned, run_onnxruntime
-from snnk.hf.finding import find_blocks
+from snnk.hf.compression.timing import compare, measure_times, replace_as_planned
+from snnk.hf.finding import find_blocks, find_ffns
 from snnk.hf.models import example_inputs
+from snnk.hf.serve import forms, graphs
+from snnk.hf.serve.forms import run_form
 from snnk.hf.serve.latency import Latency, run_torch
 
 from helpers.architectures import make, towers
 from helpers.compression import made_up_timings, work_of
+from helpers.packages import need
 
 
 def made_up_latency(runs, inputs, scale=1.0, **_):
@@ -180,21 +184,43 @@ def test_two_models_are_compared(counted):
     )
 
 
-def test_onnx_runtime_runs_the_compressed_model():
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    model = make("bert", num_hidden_layers=1)
+@pytest.mark.parametrize(("form", "tolerance"), [("onnx", 1e-5), ("onnx-int8", 0.1), ("openvino-int8", 0.1)])
+def test_a_form_runs_the_model(form, tolerance):
+    """In int8, of weights with 127 steps from 0, up to a tenth."""
+    need("onnxscript", "onnxruntime", *(["openvino", "nncf"] if form == "openvino-int8" else []))
+    model = make("bert", num_hidden_layers=1).to(torch.bfloat16)
     batch = example_inputs(model, (2, 5))
+    (found,) = run_form(model, batch, form)().values()
+    assert model.dtype == torch.bfloat16
     with torch.no_grad():
-        found = run_onnxruntime(model, batch)()
-        assert torch.allclose(torch.from_numpy(found[0]), model(**batch)[0], atol=1e-5)
+        expected = model.float()(**batch)[0]
+        assert (found - expected).norm() < tolerance * expected.norm()
         assert run_torch(model, batch)() == float(model(**batch)[0].flatten()[0])
 
 
+def test_times_of_a_form_are_measured(monkeypatch):
+    """Each size is exported on its own."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    monkeypatch.setattr(timing, "SECONDS", 0.05)
+    monkeypatch.setattr(timing, "_choices", lambda block, kind: [option(block, "drop"), option(block, "atoms", 8)])
+    written, write = [], graphs.write_onnx
+
+    def counted(model, *args):
+        written.append(model.num_parameters())
+        write(model, *args)
+
+    monkeypatch.setattr(graphs, "write_onnx", counted)
+    model = make("bert", num_hidden_layers=1)
+    found = measure_times(model, find_ffns(model), runtime="onnx", tokens=(1, 5))
+    assert found.runtime == "onnx" and written[0] > written[2] > written[1]
+    assert [time.kind for time in found.groups[0].times] == ["dense", "drop", "atoms"]
+
+
 def test_a_missing_runtime_is_named(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
-    with pytest.raises(ImportError, match="runtime 'onnxruntime' needs three packages: pip install onnx onnxscript"):
-        measure_times(make("bert"), runtime="onnxruntime")
+    monkeypatch.setattr(forms, "find_spec", lambda name: None if name == "onnxruntime" else object())
+    with pytest.raises(ImportError, match="an export to onnx needs onnxruntime; install the extra serve"):
+        measure_times(make("bert"), runtime="onnx")
     assert torch.is_grad_enabled()  # nothing of the measurement stays
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -12,7 +13,7 @@ import transformers as hf
 
 from snnk.hf import export, find_ffns
 from snnk.hf.replace import replace_
-from snnk.hf.serve import graphs, quantizing
+from snnk.hf.serve import forms, graphs, quantizing
 from snnk.hf.serve import served as served_stages
 from snnk.hf.serve.served import loss_of
 
@@ -253,11 +254,11 @@ def test_a_graph_that_differs_from_pytorch_is_refused(exported, tmp_path):
     batch = dict(make_tokenizer()(["w1 w2"], return_tensors="pt"))
     session = graphs.open_onnx(served / "onnx" / "model.onnx")
     assert graphs.check_same(model, session, [batch]) < 1e-5
-    wrong = {"last_hidden_state": 1.001 * session(batch)["last_hidden_state"]}
+    wrong = 1.001 * session(batch)["last_hidden_state"]
     with pytest.raises(ValueError, match=r"the exported graph differs from PyTorch by 1\.0e-03 of the largest output"):
-        graphs.check_same(model, lambda batch: wrong, [batch])
+        graphs.check_same(model, replace(session, run=lambda given, names: [wrong]), [batch])
     with pytest.raises(ValueError, match=r"returns last_hidden_state of shape \(1, 2, 16\) where PyTorch returns"):
-        graphs.check_same(model, lambda batch: {name: x[:, :2] for name, x in wrong.items()}, [batch])
+        graphs.check_same(model, replace(session, run=lambda given, names: [wrong[:, :2]]), [batch])
 
 
 class Branching(torch.nn.Module):
@@ -295,7 +296,7 @@ def test_bad_arguments(bert, texts, tmp_path):
 
 
 def test_a_missing_package_names_the_extra(monkeypatch, bert, texts, tmp_path):
-    monkeypatch.setattr(served_stages, "find_spec", lambda name: None if name == "nncf" else name)
+    monkeypatch.setattr(forms, "find_spec", lambda name: None if name == "nncf" else name)
     with pytest.raises(ImportError, match=r"needs nncf; install the extra serve: pip install 'snnk\[serve\]'"):
         export(bert, texts, to="openvino", int8="static", out=tmp_path / "out")
 
@@ -345,24 +346,73 @@ def test_images_of_any_number(tmp_path, brief):
     assert (tmp_path / "served" / "preprocessor_config.json").is_file()
 
 
-def test_a_decoder_has_no_cache_and_says_so(tmp_path, brief, run):
+def generate(session, ids, count):
+    """Greedy tokens by the cache of a graph."""
+    left = {"input_ids": ids, **session.empty(len(ids))}
+    for _ in range(count):
+        new = left["input_ids"].shape[1]
+        left["attention_mask"] = torch.ones_like(ids)
+        left["position_ids"] = torch.arange(ids.shape[1] - new, ids.shape[1]).expand(len(ids), -1).contiguous()
+        found = session(left)
+        best = found["logits"][:, -1].argmax(1, keepdim=True)
+        ids = torch.cat([ids, best], 1)
+        left = {"input_ids": best} | {name: found[name.replace("past_key_values", "present")] for name in session.sizes}
+    return ids
+
+
+def test_a_decoder_has_a_cache(tmp_path, brief, run):
     model = make_architecture("llama", hf.LlamaForCausalLM, vocab_size=43).to(torch.bfloat16)
     folder = save(model, tmp_path / "model")
     (tmp_path / "texts.txt").write_text("\n".join(make_texts(60)))
     args = ("--to", "onnx", "--calibration", tmp_path / "texts.txt", "--out", tmp_path / "served", "--max-length", 20)
     code, out, err = run("export", folder, *args)
     assert code == 0, err
-    assert "The graph has no cache of keys and values" in out and "perplexity" in out
+    assert "The graph has a cache of keys and values" in out and "perplexity" in out
     batch = make_tokenizer()(["w1 w2 w3", "w4 w5 w6 w7 w8"], padding=True, return_tensors="pt")
+    session = graphs.open_onnx(tmp_path / "served" / "onnx" / "model.onnx")
     with torch.no_grad():
         wanted = model.float()(batch["input_ids"], batch["attention_mask"]).logits
-    found = graphs.open_onnx(tmp_path / "served" / "onnx" / "model.onnx")(batch)["logits"]
+    found = session(batch)
     mask = batch["attention_mask"].bool()
-    assert torch.allclose(found[mask], wanted[mask], atol=1e-4)
+    assert list(found) == ["logits"] and torch.allclose(found["logits"][mask], wanted[mask], atol=1e-4)
+    ids = batch["input_ids"][1:]
+    expected = model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    assert generate(session, ids, 6).tolist() == expected.tolist()
     report = json.loads((tmp_path / "served" / "report.json").read_text())
     assert report["stages"][0]["bytes"] == sum(p.nbytes for p in model.parameters()) // 2  # stored in bfloat16
     assert any("are in bfloat16" in warning for warning in report["warnings"])
-    assert "use_cache=False" in (tmp_path / "served" / "README.md").read_text()
+    card = (tmp_path / "served" / "README.md").read_text()
+    assert report["cache"] and "use_cache" not in card and "position_ids, past_key_values.*, outputs logits" in card
+
+
+@pytest.mark.parametrize(
+    ("name", "model_class", "positions", "options"),
+    [
+        ("gpt2", hf.GPT2LMHeadModel, True, {}),
+        ("bloom", hf.BloomForCausalLM, False, {}),
+        ("opt", hf.OPTForCausalLM, False, {}),
+        ("gemma2", hf.Gemma2ForCausalLM, True, {"sliding_window": 9}),
+    ],
+)
+def test_caches_of_other_decoders(tmp_path, name, model_class, positions, options):
+    """Positions are an input where the model takes them from 0 on, and sliding windows are as in PyTorch."""
+    model = make_architecture(name, model_class, vocab_size=43, **options).eval()
+    batch = {"input_ids": torch.randint(2, 43, (2, 14), generator=torch.Generator().manual_seed(0))}
+    batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+    padded = {**batch, "attention_mask": (torch.arange(14) < torch.tensor([[9], [14]])).long()}
+    session = graphs.open_onnx(graphs.write_graph(model, batch, tmp_path, "onnx"))
+    assert len(session.sizes) == 2 * model.config.num_hidden_layers
+    assert ("position_ids" in session.inputs) == positions
+    assert graphs.check_same(model, session, [batch, padded]) < 1e-5
+
+
+def test_a_decoder_without_a_usual_cache_is_exported_without(tmp_path, monkeypatch, brief):
+    monkeypatch.setattr(graphs, "example_cache", lambda *args: 1 / 0)
+    folder = save(make_architecture("llama", hf.LlamaForCausalLM, vocab_size=43), tmp_path / "model")
+    (tmp_path / "texts.txt").write_text("\n".join(make_texts(60)))
+    report = export(folder, tmp_path / "texts.txt", to="onnx", out=tmp_path / "served", max_length=20)
+    card = (tmp_path / "served" / "README.md").read_text()
+    assert not report["cache"] and "use_cache=False" in card and "The graph has no cache of keys and values" in card
 
 
 def test_compress_ends_in_what_is_served(bert, texts, tmp_path, quick, brief, run, monkeypatch):
@@ -370,17 +420,16 @@ def test_compress_ends_in_what_is_served(bert, texts, tmp_path, quick, brief, ru
     out = tmp_path / "small"
     args = ("compress", bert, "--calibration", texts, "--keep", 0.5, "--recover", 0, "--equal", "--out", out)
     code, _, err = run(*args, "--for", "tflite")
-    assert code == 2 and "unknown format to serve 'tflite'. Known: onnx, onnx-int8, openvino, openvino-int8" in err
-    code, _, err = run(*args[:4], "--target-latency", "5ms", "--out", out, "--for", "onnx-int8")
-    assert code == 2 and "give runtime='onnxruntime' (--runtime onnxruntime), or target_speedup or keep instead" in err
+    assert code == 2 and "unknown form 'tflite'. Known: openvino-int8, onnx-int8, openvino, onnx" in err
     (tmp_path / "few.txt").write_text("\n".join(make_texts(20)))
     few = ("compress", bert, "--calibration", tmp_path / "few.txt", "--out", out, "--for", "openvino-int8")
     if find_spec("nncf") is not None:
         code, printed, err = run(*few)
         assert code == 2 and "at least 32 are needed" in err and "--for onnx-int8" in err and "fitt" not in printed
-    write, made = graphs.write_onnx, tmp_path / "model.onnx"
+    write = graphs.write_onnx
 
     def once(model, batch, path):
+        made = tmp_path / f"{model.num_parameters()}.onnx"
         if not made.exists():
             write(model, batch, made)
         path.write_bytes(made.read_bytes())

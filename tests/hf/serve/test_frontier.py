@@ -182,10 +182,10 @@ def test_int8_of_the_original_is_the_default_rival(bert, texts, tmp_path, monkey
 
 
 def test_a_form_whose_package_is_missing_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("snnk.hf.serve.served.find_spec", lambda name: None if name == "nncf" else name)
+    monkeypatch.setattr("snnk.hf.serve.forms.find_spec", lambda name: None if name == "nncf" else name)
     with pytest.raises(ImportError, match=r"an export to openvino needs nncf; install the extra serve"):
         frontier("no-such-model", out=tmp_path / "curve", serve_as="openvino-int8")
-    with pytest.raises(ValueError, match="unknown serve_as 'onxx'; did you mean 'onnx'"):
+    with pytest.raises(ValueError, match="unknown form 'onxx'; did you mean 'onnx'"):
         frontier("no-such-model", out=tmp_path / "curve", serve_as="onxx")
 
 

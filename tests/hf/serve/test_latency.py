@@ -12,8 +12,9 @@ from snnk.hf.serve.latency import Latency, measure, watch
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Both clocks, which stand still until a run moves them: seconds on the wall, and of the processor."""
+    """Both clocks, which stand still until a run moves them, on a machine where no thread waits."""
     now = {"perf_counter": 0.0, "process_time": 0.0}
+    monkeypatch.setattr(latency, "_waiting", lambda: {"1": 0.0})
     for name in now:
         monkeypatch.setattr(latency.time, name, lambda name=name: now[name])
     return now

@@ -29,10 +29,11 @@ from snnk import _io
 from snnk._checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from snnk._environment import environment
 from snnk.hf.compression.plans import Plan
+from snnk.hf.compression.times import Timings
 from snnk.hf.cost import stored
 from snnk.hf.low_rank import LowRank, rebuild_block_
 from snnk.hf.model_blocks import ModelBlock
-from snnk.hf.models import Batch
+from snnk.hf.models import Batch, without_place
 from snnk.hf.replace import Replacement
 
 PACKAGES = ("snnk", "torch", "transformers")  # whose versions are part of the key
@@ -125,6 +126,14 @@ class CompressionCheckpoint:
         return self.folder / f"block-{block.name}.safetensors"
 
 
+def stored_timings(folder: Path) -> Timings | None:
+    """The times that a run had measured when it was stopped, if any; what else the folder has is checked later."""
+    try:
+        return Plan.from_dict(json.loads((folder / "start.json").read_text(encoding="utf-8"))["plan"]).timings
+    except (OSError, ValueError, TypeError, LookupError, ArithmeticError):
+        return None
+
+
 def remove_checkpoint(folder: Path) -> None:
     """Remove a checkpoint of `snnk.hf.compress`; a folder with anything else in it stays as it is."""
     if not _others(folder):
@@ -151,7 +160,7 @@ def fingerprint(settings: Mapping[str, Any], model: PreTrainedModel, batches: It
     The place of the model's folder does not count.
     """
     versions = {name: value for name, value in environment().items() if name in PACKAGES}
-    facts = [dict(settings), versions, type(model).__name__, _placeless(model.config.to_dict())]
+    facts = [dict(settings), versions, type(model).__name__, without_place(model.config.to_dict())]
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=16)
     for name, tensor in stored(model).items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -161,12 +170,6 @@ def fingerprint(settings: Mapping[str, Any], model: PreTrainedModel, batches: It
             digest.update(f"{name} {tuple(value.shape)}".encode())
             digest.update(_bytes(value))
     return digest.hexdigest()
-
-
-def _placeless(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without the folder that it was loaded from."""
-    found = {key: value for key, value in config.items() if key != "_name_or_path"}
-    return {key: _placeless(value) if isinstance(value, Mapping) else value for key, value in found.items()}
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -13,7 +13,7 @@ from snnk._text import html as escape
 from snnk.hf.compression import figures
 from snnk.hf.compression.bars import GREY, NEW, OLD, bars
 from snnk.hf.compression.report import calibration_of, error_of, headline, recovery_of, sentence, what_of
-from snnk.hf.serve.using import pictures
+from snnk.hf.serve.using import cache_note, pictures
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1c2430; --back: #fff; --line: #d8dde4; --grey: #5b6472; --old: #b9c0cb;
@@ -113,6 +113,7 @@ def _served(report: Mapping[str, Any]) -> str:
     if found is None:
         return ""
     text = "Latency and loss of each stage; the loss is that against the original, on held-out inputs."
+    text += cache_note({**report, **found})
     return f"<h2>From the original to what is served</h2>\n<p>{text}</p>\n{pictures(found)}\n"
 
 

@@ -10,8 +10,8 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from pathlib import Path, PurePosixPath
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,54 +22,42 @@ from snnk import _checks, _io
 from snnk._checkpoint import checkpoint_of
 from snnk._environment import environment
 from snnk.hf import doubts
-from snnk.hf.calibration import HELD_OUT, MAX_TOKENS, load_calibration
+from snnk.hf.calibration import MAX_TOKENS
 from snnk.hf.compression import report as pages
 from snnk.hf.compression.agreement import measure
 from snnk.hf.compression.blocks import CompressionReport, compress_, unknowns
 from snnk.hf.compression.causal import is_causal
-from snnk.hf.compression.checkpoint import CompressionCheckpoint, NotServed, fingerprint, remove_checkpoint
+from snnk.hf.compression.checkpoint import (
+    CompressionCheckpoint,
+    NotServed,
+    fingerprint,
+    remove_checkpoint,
+    stored_timings,
+)
 from snnk.hf.compression.damage import TooFewTokens
 from snnk.hf.compression.distill import AUTO, Progress, unseen
-from snnk.hf.compression.outputs import MEAN, POOLINGS, Outputs, probe
+from snnk.hf.compression.opening import Opened, Prepared, open_model, prepare
 from snnk.hf.compression.page import html
-from snnk.hf.compression.planning import BLOCKS, Choices, Unreachable
+from snnk.hf.compression.planning import Choices, Unreachable
 from snnk.hf.compression.planning import plan as make_plan
 from snnk.hf.compression.plans import Plan
+from snnk.hf.compression.settings import TIMED, check_settings, chosen_jointly, export_settings
 from snnk.hf.compression.times import Timings, check_tokens
-from snnk.hf.compression.timing import RUNTIMES, TOKENS, check_runs, compare, described
-from snnk.hf.cost import stored
-from snnk.hf.finding import choose_layers, find_blocks, find_ffns, parse_layers
+from snnk.hf.compression.timing import TOKENS, TORCH, check_runs, compare, described
+from snnk.hf.cost import bytes_of
+from snnk.hf.finding import find_blocks
 from snnk.hf.folders import (
     copy_others,
-    find_folder,
-    find_transformer,
-    is_cross_encoder,
-    makes_vectors,
-    pooling_of,
-    some,
 )
 from snnk.hf.models import (
     example_inputs,
-    headless_class,
-    load_model,
-    load_processor,
     quiet,
-    read_config,
-    reads_pairs,
-    token_limit,
 )
-from snnk.hf.record import unreached
-from snnk.hf.serve import graphs, plain, quantizing
-from snnk.hf.serve.served import MAX_LOSS, SERVED, make_graphs
-from snnk.hf.serve.served import check_settings as check_export
-from snnk.hf.widening import Gathered, gather
+from snnk.hf.serve import plain
+from snnk.hf.serve.served import MAX_LOSS, make_graphs
+from snnk.hf.widening import Gathered
 
 KEEP = 0.33  # if there is neither `keep` nor a target
-LEAST = 0.01  # of keep: with less, a block is hardly more than a constant
-REFINE = 120
-BATCH, CAUSAL_BATCH = 32, 8  # texts per batch, which is one step of the distillation
-TIMED = ("target_speedup", "target_latency")  # targets for which times of blocks are measured
-MORE_TOKENS = 450_000  # for the distillation, beside those of the fit
 
 
 @quiet()
@@ -83,7 +71,6 @@ def compress(
     target_speedup: float | None = None,
     target_latency: str | float | None = None,
     tokens: tuple[int, int] = TOKENS,
-    runtime: str = "torch",
     layers: str = "all",
     blocks: str = "all",
     kind: str = "atoms",
@@ -98,7 +85,7 @@ def compress(
     widen: bool | None = None,
     texts: bool = True,
     format: str = "auto",
-    served: str | None = None,
+    serve_as: str | None = None,
     max_loss: float = MAX_LOSS,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
@@ -113,10 +100,11 @@ def compress(
             reads pairs. Texts like those in use are better; images must be given.
         out: new folder for the compressed model, plan.json, report.json, report.html and a model card.
         keep, target_size, target_speedup, target_latency, layers, blocks, kind: of `snnk.hf.plan`. Default: keep=0.33.
-        tokens, runtime: of `snnk.hf.plan`, for a speedup or a latency.
+        tokens: of `snnk.hf.plan`, for a speedup or a latency, which are those of the form `serve_as`.
         plan: a plan.json, in place of these options.
         joint: choose numbers of atoms and ranks for all blocks together, from the calibration inputs, or (False) keep
-            the same share of every block. Default: together for atoms, if there are enough tokens.
+            the same share of every block. Default: together for atoms, if there are enough tokens; but the same share
+            with blocks="ffn", where the choice did not help (docs/figures.md), unless it does not reach the target.
         refine: of `snnk.hf.compress_`. Default: 120, or 0 for a decoder, as its distillation needs the time more.
         recover, recover_minutes, max_error, seed: of `snnk.hf.compress_`. The distillation also uses texts that
             the fit has no room for.
@@ -130,8 +118,8 @@ def compress(
             of the model lacks, and attention that stays as it is where the configuration has no field for its size.
             "snnk" for files that need `import snnk.hf`. Default: "auto", plain where the model turns out to fit the
             configuration of its family, with zeros for at most 5 % of the multiply-adds of its blocks.
-        served: also export the result, as `snnk.hf.export` does: "onnx", "onnx-int8" (dynamic), "openvino" or
-            "openvino-int8" (static). The graph is in the same folder, and the report has size, latency and agreement
+        serve_as: also export the result, as `snnk.hf.export` does: "openvino-int8" (static), "onnx-int8" (dynamic),
+            "openvino" or "onnx". The graph is in the same folder, and the report has size, latency and agreement
             of every stage. Default: PyTorch alone.
         max_loss: of `snnk.hf.export`: what the graph may lose against the compressed model.
         say: called with lines for people.
@@ -164,7 +152,6 @@ def compress(
         "target_speedup": target_speedup,
         "target_latency": target_latency,
         "tokens": check_tokens(tokens),
-        "runtime": _checks.choose(runtime, RUNTIMES, "runtime"),
         "layers": layers,
         "blocks": blocks,
         "kind": kind,
@@ -179,7 +166,7 @@ def compress(
         "widen": widen,
         "texts": texts,
         "format": _checks.choose(format, plain.FORMATS, "format"),
-        "served": served,
+        "serve_as": serve_as,
         "max_loss": max_loss,
         "seed": seed,
     }
@@ -200,127 +187,34 @@ def default_settings() -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.name not in ("model", "calibration", "out", "say", "progress")}
 
 
-def check_settings(settings: dict[str, Any], calibration: Path | None) -> None:
-    """Refuse options that contradict each other, and files that are not there, before any work."""
-    targets = ("keep", "target_size", *TIMED)
-    given = [name for name in targets if settings[name] is not None]
-    if len(given) > 1:
-        raise ValueError(f"give one of {', '.join(targets)}; got {' and '.join(given)}")
-    if settings["keep"] is not None and not 0 < settings["keep"] <= 1:
-        raise ValueError(f"keep must be above 0 and at most 1; got {settings['keep']}")
-    if settings["keep"] is not None and settings["keep"] < LEAST:
-        raise ValueError(
-            f"keep {settings['keep']} would leave next to nothing of each block; the least is {LEAST}. "
-            "To remove whole blocks, use target_size, target_speedup or target_latency instead"
-        )
-    others = [settings[name] for name in ("layers", "blocks", "kind", "joint")] != ["all", "all", "atoms", None]
-    if settings["plan"] is not None and (given or others):
-        raise ValueError(f"a plan replaces {', '.join(targets)}, layers, blocks, kind and joint; leave them out")
-    if (settings["tokens"], settings["runtime"]) != (TOKENS, "torch") and not set(given) & {*TIMED}:
-        raise ValueError(f"tokens and runtime are for {' and '.join(TIMED)}; give one of these, or leave them out")
-    _checks.choose(settings["blocks"], BLOCKS, "blocks")
-    if settings["joint"] and settings["kind"] != "atoms":
-        raise ValueError(f"joint chooses numbers of atoms only; got kind {settings['kind']!r}")
-    if settings["format"] == "plain" and (settings["joint"] or settings["kind"] != "atoms"):
-        found = "joint" if settings["joint"] else f"kind {settings['kind']!r}"
-        raise ValueError(f"format 'plain' needs atoms, as many in every block (--equal); got {found}")
-    for name in ("target_speedup", "max_error", "recover_minutes"):
-        if settings[name] is not None:
-            _checks.positive(settings[name], name)
-    parse_layers(settings["layers"])
-    if settings["served"] is not None:
-        export_settings(settings)
-        if settings["target_latency"] is not None and settings["runtime"] == "torch":
-            raise ValueError(
-                f"target_latency counts times of PyTorch here, and {settings['served']} has others; give "
-                "runtime='onnxruntime' (--runtime onnxruntime), or target_speedup or keep instead"
-            )
-    if calibration is None and (column := settings["column"]) is not None:
-        raise ValueError(f"column names columns of the calibration file; give one, or leave out column {column!r}")
-    if calibration is not None and not calibration.exists():
-        raise FileNotFoundError(f"no calibration file or folder {calibration}")
-
-
 def _plan(
     model: PreTrainedModel,
     settings: dict[str, Any],
     batches: list[dict[str, Tensor]] | None = None,
     timings: Timings | None = None,
     choices: Choices | None = None,
+    progress: Progress = unseen,
 ) -> Plan:
     if settings["plan"] is not None:
         plan = Plan.load(settings["plan"])
         plan.check(model)
+        if plan.timings is not None and plan.timings.runtime != (settings["serve_as"] or TORCH):
+            plan = replace(plan, timings=None)  # times of another form predict nothing here
         if plan.timings is not None:  # before any work, as the latency is measured at the end
             check_runs(model, tokens=plan.timings.tokens, runtime=plan.timings.runtime)
         return plain.check_plan(model, plan) if settings["format"] == "plain" else plan
     names = ("keep", "target_size", *TIMED)
-    options = {name: settings[name] for name in (*names, "tokens", "runtime", "layers", "blocks", "kind")}
+    options = {name: settings[name] for name in (*names, "tokens", "layers", "blocks", "kind")}
+    options["runtime"] = settings["serve_as"] or TORCH
     if all(options[name] is None for name in names):
         options["keep"] = KEEP
     inputs = {"batches": batches} if choices is None else {"choices": choices}
-    plan = make_plan(model, timings=timings, **inputs, **options)
+
+    def timed(done: int, total: int) -> None:
+        progress("measuring times of blocks", done, total)
+
+    plan = make_plan(model, timings=timings, progress=timed, **inputs, **options)
     return plain.check_plan(model, plan) if settings["format"] == "plain" else plan
-
-
-def _for_plain(model: PreTrainedModel, settings: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """The settings with which a plan fits the configuration of the model's family."""
-    if settings["format"] != "plain" or settings["plan"] is not None:
-        return settings
-    blocks = settings["blocks"]
-    if blocks == "all" and not plain.has_head_sizes(model):
-        blocks = "ffn"
-        kind = model.config.model_type
-        say(f"note: attention stays as it is, as the configuration of {kind} models cannot have smaller heads")
-    return {**settings, "joint": False, "blocks": blocks}
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A model in memory, and what was asked for.
-
-    Args:
-        name: of the model, for reports.
-        folder: its files.
-        inner: place of the transformer in the folder.
-        sentences: whether sentence-transformers loads the folder.
-        network: the model.
-        processor: its tokenizer or image processor.
-        settings: options of `compress`, with those that follow from the model.
-    """
-
-    name: str
-    folder: Path
-    inner: PurePosixPath
-    sentences: bool
-    network: PreTrainedModel
-    processor: Any
-    settings: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Prepared(Opened):
-    """The same with its inputs, whatever the budget: what several compressions of one model share.
-
-    Args:
-        inputs: those to fit to, to distil with, and to measure on.
-        pairs: whether the model reads pairs of texts.
-        outputs: of the first batch.
-        note: on the pooling.
-        layers, away: numbers of the chosen layers that run for the inputs, and how many do not.
-    """
-
-    inputs: Gathered
-    pairs: bool
-    outputs: Outputs
-    note: str
-    layers: list[int]
-    away: int
-
-    @property
-    def compared(self) -> str:
-        """What is compared, for reports."""
-        return self.outputs.compared + (self.note if self.outputs.pooled else "")
 
 
 def _compress(
@@ -332,88 +226,27 @@ def _compress(
     progress: Progress,
 ) -> dict[str, Any]:
     opened = open_model(model, out, settings, say)
-    plan = first_plan(opened, progress)  # before any data are read, as the model or the plan may be refused
-    return fit_and_write(prepare(opened, calibration, say), plan, out, say, progress)
+    known = stored_timings(checkpoint_of(out)) if any(settings[name] is not None for name in TIMED) else None
+    # before any data are read, as the model or the plan may be refused
+    plan, timings = first_plan(opened, progress, known)
+    return fit_and_write(prepare(opened, calibration, say), plan, out, say, progress, timings=timings)
 
 
-def open_model(model: str, out: Path, settings: dict[str, Any], say: Callable[[str], None]) -> Opened:
-    """Load a model that is to be compressed into the folder `out`."""
-    folder = find_folder(model)
-    if out.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"the output {out} is inside the model's folder {folder}; name a folder outside")
-    inner, sentences = find_transformer(folder), (folder / "modules.json").is_file()
-    network, processor = load(folder / inner, say, sentences=sentences, headless=makes_vectors(folder))
-    settings = _for_plain(network, settings, say)
-    if settings["refine"] is None:
-        settings = {**settings, "refine": 0 if is_causal(network) and settings["recover"] else REFINE}
-    name = model if not Path(model).exists() else folder.resolve().name
-    return Opened(name, folder, inner, sentences, network, processor, settings)
+def first_plan(
+    opened: Opened, progress: Progress, timings: Timings | None = None
+) -> tuple[Plan | None, Timings | None]:
+    """The plan of equal shares, and the times that were measured for it, now or before.
 
-
-def first_plan(opened: Opened, progress: Progress) -> Plan | None:
-    """The plan of equal shares; None if these do not reach the target, and sizes that are chosen together may."""
+    The plan is None if equal shares do not reach the target, and sizes that are chosen together may.
+    """
     settings = opened.settings
-    if any(settings[name] is not None for name in TIMED):
-        progress("measuring times of blocks", 0, len(find_blocks(opened.network)))
     try:
-        return _plan(opened.network, settings)
-    except Unreachable:
-        if not _together(settings):
+        plan = _plan(opened.network, settings, timings=timings, progress=progress)
+    except Unreachable as error:
+        if settings["plan"] is not None or settings["kind"] != "atoms" or settings["joint"] is False:
             raise
-        return None
-
-
-def _together(settings: dict[str, Any]) -> bool:
-    """Whether the sizes of all blocks are chosen together."""
-    return settings["plan"] is None and settings["kind"] == "atoms" and settings["joint"] is not False
-
-
-def prepare(opened: Opened, calibration: Path | None, say: Callable[[str], None]) -> Prepared:
-    """Read and tokenize the inputs, and run the model on the first batch."""
-    network, folder, settings = opened.network, opened.folder, opened.settings
-    causal = is_causal(network)
-    length = min(settings["max_length"], token_limit(network.config) or settings["max_length"])
-    pairs = is_classifier(network) and (reads_pairs(network.config) or is_cross_encoder(folder))
-    if calibration is None and is_classifier(network) and not pairs:
-        say("note: if the model classifies pairs of texts, give a file of pairs and the names of its two columns")
-    given = load_calibration(
-        calibration,
-        opened.processor,
-        column=settings["column"],
-        pairs=calibration is None and pairs,
-        max_length=length,
-        batch_size=CAUSAL_BATCH if causal else BATCH,
-        held_out=HELD_OUT,
-        more_tokens=MORE_TOKENS if settings["recover"] else 0,
-        seed=settings["seed"],
-    )
-    wide = given.kind != "images" and not causal if settings["widen"] is None else settings["widen"]
-    settings = {**settings, "widen": wide}
-    words = getattr(network.config.get_text_config(), "vocab_size", None)
-    inputs = gather(given, opened.processor, max_length=length, wide=wide, vocab_size=words, seed=settings["seed"])
-    say(f"calibration: {inputs}")
-    if type(network).__name__.endswith("ForMultipleChoice"):  # one choice per text, whose score is compared
-        parts: tuple[list[Any], ...] = inputs.batches, inputs.lessons, inputs.more, *inputs.held_out
-        for part in parts:
-            part[:] = [batch and {name: x[:, None] for name, x in batch.items()} for batch in part]
-    pooling, note = pooling_with_note(folder)
-    outputs = probe(network, inputs.batches[0], pooling)  # before any work
-    if settings["served"] is not None:
-        int8 = export_settings(settings)["int8"]
-        if int8 is not None:
-            quantizing.doubt(int8, given.kind, given.items)  # refuses too few inputs
-        graphs.output_names(network, graphs.example(network, graphs.input_names(network, inputs.batches[0])))
-    layers, away = _reached(network, inputs.batches[0], settings)
-    known = {field.name: getattr(opened, field.name) for field in fields(opened)}
-    return Prepared(
-        **{**known, "settings": settings},
-        inputs=inputs,
-        pairs=pairs,
-        outputs=outputs,
-        note=note,
-        layers=layers,
-        away=away,
-    )
+        return None, error.timings
+    return plan, plan.timings
 
 
 def fit_and_write(
@@ -423,6 +256,7 @@ def fit_and_write(
     say: Callable[[str], None],
     progress: Progress,
     *,
+    timings: Timings | None = None,
     choices: Choices | None = None,
     original: PreTrainedModel | None = None,
 ) -> dict[str, Any]:
@@ -432,6 +266,7 @@ def fit_and_write(
         prepared: the model, which is changed, and its inputs.
         plan: of equal shares, or the one that was given.
         out: new folder. Its checkpoint is beside it.
+        timings: measured for this model and its target.
         choices: measured for this model and these inputs. Default: they are measured if they are needed.
         original: another copy of the model, which stays as it is. Default: a copy is made.
     """
@@ -440,21 +275,23 @@ def fit_and_write(
     blocks = len(find_blocks(network))
     timed = any(settings[name] is not None for name in TIMED)
     behind = bool(getattr(network.config, "is_encoder_decoder", False)) and not is_causal(network)
-    warned = _warn([doubts.unreached(prepared.away, inputs.given.kind), doubts.one_sided(behind)], say)
+    known = doubts.unreached(prepared.away, inputs.given.kind), doubts.one_sided(behind), doubts.merged(prepared.folder)
+    warned = _warn(known, say)
     if prepared.away and settings["plan"] is None and plan is not None:
         plan = _plan(network, {**settings, "layers": layers}, timings=plan.timings)
-    made_of = {name: value for name, value in settings.items() if name not in ("served", "max_loss")}
+    later = ("max_loss",) if timed else ("serve_as", "max_loss")  # on which the compressed model does not depend
+    made_of = {name: value for name, value in settings.items() if name not in later}
     asked = {**made_of, "plan": None if settings["plan"] is None or plan is None else plan.to_dict()}
     key = fingerprint(asked, network, [*batches, *inputs.more])
     with CompressionCheckpoint(checkpoint_of(out), key) as checkpoint:
         if checkpoint.plan is not None:
             say(f"going on from {checkpoint}")
             plan = checkpoint.plan
-        elif _together(settings) or plan is None:
+        elif chosen_jointly(settings) or plan is None:
             progress("planning", 0, blocks)
             try:
                 chosen = {**settings, "layers": layers}
-                plan = _plan(network, chosen, batches, None if plan is None else plan.timings, choices)
+                plan = _plan(network, chosen, batches, timings, choices, progress)
             except TooFewTokens as error:
                 if settings["joint"] or plan is None:
                     raise
@@ -546,47 +383,6 @@ def _timing(
     }
 
 
-def load(
-    folder: Path, say: Callable[[str], None], *, sentences: bool = False, headless: bool = False
-) -> tuple[PreTrainedModel, Any]:
-    """The model, with the head that its configuration names, and its tokenizer or image processor.
-
-    A tensor that the files lack is refused, as it would be drawn at random, compressed and saved as if it were trained.
-    The exception is the pooler of a folder of sentence-transformers (`sentences`), which is saved as zeros. With
-    `headless`, the model is the one that sentence-transformers makes vectors with, without a head.
-    """
-    loaded = load_model(folder, headless_class(read_config(folder)) if headless else None, zero_pooler=sentences)
-    model = loaded.model
-    if loaded.unexpected:
-        say(f"note: a {type(model).__name__} does without {some(sorted(loaded.unexpected))}, which the files have")
-    if loaded.missing:
-        say(f"note: the files have no {some(sorted(loaded.missing))}; sentence vectors do without, these are zeros")
-    images = model.main_input_name == "pixel_values"
-    processor = load_processor(folder, images, vocab_size=getattr(model.config, "vocab_size", None) or 0)
-    return model, processor
-
-
-def _reached(network: PreTrainedModel, batch: dict[str, Tensor], settings: dict[str, Any]) -> tuple[list[int], int]:
-    """The numbers of the chosen layers that run for a batch, and how many do not; a ValueError if none does."""
-    ffns = choose_layers(find_ffns(network), settings["layers"])
-    away = {ffn.index for ffn in unreached(ffns, network, batch)}
-    if len(away) == len(ffns):
-        raise ValueError(f"no layer of {settings['layers']!r} runs for the inputs, {', '.join(batch)}; choose others")
-    return [ffn.index for ffn in ffns if ffn.index not in away], len(away)
-
-
-def is_classifier(model: PreTrainedModel) -> bool:
-    return type(model).__name__.endswith("ForSequenceClassification")
-
-
-def pooling_with_note(folder: Path) -> tuple[tuple[str, ...], str]:
-    """The pooling of a folder of sentence-transformers; the mean, with a note, if its own is not among ours."""
-    named = pooling_of(folder)
-    if named and not set(named) <= set(POOLINGS):
-        return (MEAN,), f"; sentence-transformers pools by {', '.join(named)} here"
-    return named or (MEAN,), ""
-
-
 def _check_finite(agreement: dict[str, float]) -> None:
     wrong = [f"{name} {value}" for name, value in agreement.items() if not math.isfinite(value)]
     if wrong:
@@ -608,28 +404,18 @@ def _write(
         card = copy_others(prepared.folder, inner, temporary)
         network.save_pretrained(temporary / inner)
         plan.save(temporary / "plan.json")
-        if settings["served"] is not None:
+        if settings["serve_as"] is not None:
             chosen = {**export_settings(settings), "texts": settings["texts"]}
             options: dict[str, Any] = {"pooling": prepared.outputs.pooling, "say": say, "original": original}
             try:
                 found["served"] = make_graphs(network, prepared.inputs, temporary / inner, chosen, **options)
             except Exception as error:  # of a runtime; the compressed model must not be lost
-                raise NotServed(f"{error}; the same command goes on from here") from error
+                same = "the same command" + (" with another --max-loss" if plan.timings is not None else "")
+                raise NotServed(f"{error}; {same} goes on from here") from error
             found["warnings"] += found["served"]["warnings"]
         _io.write_json(temporary / "report.json", found)
         (temporary / "README.md").write_text(pages.model_card(found, card), encoding="utf-8")
         (temporary / "report.html").write_text(html(found), encoding="utf-8")
-
-
-def export_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The options of an export that `served` and `max_loss` stand for."""
-    to, int8 = SERVED[_checks.choose(settings["served"], SERVED, "format to serve")]
-    return check_export(to=to, int8=int8, max_loss=settings["max_loss"])
-
-
-def bytes_of(model: PreTrainedModel) -> int:
-    """Bytes of the tensors that a model stores, each once."""
-    return sum(tensor.nbytes for tensor in stored(model).values())
 
 
 def described_inputs(inputs: Gathered) -> dict[str, Any]:

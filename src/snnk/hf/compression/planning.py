@@ -23,7 +23,7 @@ from snnk.hf.compression.damage import Option, measure
 from snnk.hf.compression.plans import FEATURES, BlockPlan, Plan, option
 from snnk.hf.compression.sensitivity import sensitivities
 from snnk.hf.compression.times import Timings
-from snnk.hf.compression.timing import TOKENS, measure_times
+from snnk.hf.compression.timing import TOKENS, TORCH, measure_times
 from snnk.hf.cost import stored
 from snnk.hf.finding import choose_layers, find_blocks, find_ffns
 from snnk.hf.model_blocks import FFN, KEPT, Attention, ModelBlock
@@ -46,9 +46,17 @@ class Budget:
     cost: Callable[[BlockPlan], float]
     shown: Callable[[float], str]
 
+    def check(self, least: float) -> None:
+        """Refuse the budget if the smallest choices for all blocks cost more."""
+        if least > self.most:
+            what = f"the smallest choice for every block has {self.shown(least)}"
+            raise ValueError(f"the budget is {self.shown(self.most)}, and {what}; choose an easier target")
+
 
 class Unreachable(ValueError):
-    """Equal shares cannot meet a target; a joint plan may."""
+    """Equal shares cannot meet a target; a joint plan may, with the same times."""
+
+    timings: Timings | None = None
 
 
 def plan(
@@ -64,8 +72,9 @@ def plan(
     batches: Iterable[Batch] | None = None,
     choices: Choices | None = None,
     tokens: tuple[int, int] = TOKENS,
-    runtime: str = "torch",
+    runtime: str = TORCH,
     timings: Timings | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Plan:
     """Decide what the blocks of a model become. Give one of keep and the three targets.
 
@@ -86,9 +95,11 @@ def plan(
             a constant; any block may stay.
         choices: what `measure_choices` has measured with such inputs, in place of `batches`: they hold for any budget.
         tokens: number of inputs, and tokens per text, of the forward pass whose time is measured.
-        runtime: what runs it: "torch", or "onnxruntime" for an exported model.
+        runtime: what runs it: "torch", or a form that it is exported to: "openvino-int8", "onnx-int8", "openvino" or
+            "onnx".
         timings: times that were measured before, as `Plan.timings` has them; nothing is measured then. With `keep` or
             `target_size` they give the plan a predicted latency.
+        progress: called with the number of sizes whose times were measured, and of all.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -113,11 +124,13 @@ def plan(
     else:
         factor = _factor(target_speedup) if target_latency is None else None
         seconds = None if target_latency is None else _quantity(target_latency, SECONDS, A_TIME)
-        timings = timings or measure_times(model, in_memory(chosen), kind=kind, tokens=tokens, runtime=runtime)
+        timings = timings or measure_times(
+            model, in_memory(chosen), kind=kind, tokens=tokens, runtime=runtime, progress=progress
+        )
         if seconds is not None and seconds >= timings.seconds:
             raise ValueError(
                 f"target_latency {target_latency} is met by the model as it is, which takes "
-                f"{1e3 * timings.seconds:.3g} ms; choose a shorter time"
+                f"{1e3 * timings.seconds:.3g} ms with {timings.runtime}; choose a shorter time"
             )
         budget = _time(timings, seconds or timings.seconds / (factor or 1.0))
     if kind == "atoms":
@@ -125,7 +138,11 @@ def plan(
     if batches is None and choices is None:
         attention = [block for block in chosen if isinstance(block, Attention)]
         if timed or (attention and (keep is None or any(block.names.fixed for block in attention))):
-            same = _largest_shares(chosen, kind, budget)  # queries and keys that stay must be paid by the others
+            try:  # queries and keys that stay must be paid by the others
+                same = _largest_shares(chosen, kind, budget)
+            except Unreachable as error:
+                error.timings = timings
+                raise
         else:
             share = budget.most / sum(block.num_parameters for block in chosen)
             same = [_share(block, kind, share, exact=keep is None) for block in chosen]
@@ -195,9 +212,7 @@ def _allocate(options: list[list[Option]], budget: Budget) -> list[BlockPlan]:
 
     low, high = 1e-30, max(damage for block in options for _, damage in block) + 1.0  # prices of one unit
     least = spent(choose(high))
-    if least > budget.most:
-        what = f"the smallest choice for every block has {budget.shown(least)}"
-        raise ValueError(f"the budget is {budget.shown(budget.most)}, and {what}; choose an easier target")
+    budget.check(least)
     for _ in range(100):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if spent(choose(middle)) > budget.most else (low, middle)
@@ -226,9 +241,7 @@ def _check_reachable(blocks: list[ModelBlock], budget: Budget) -> None:
         elif isinstance(block, Attention):
             found.append(option(block, LOW_RANK, ranks=(block.head_size if block.names.fixed else 1, 1)))
         least += min(map(budget.cost, found))
-    if least > budget.most:
-        what = f"the smallest choice for every block has {budget.shown(least)}"
-        raise ValueError(f"the budget is {budget.shown(budget.most)}, and {what}; choose an easier target")
+    budget.check(least)
 
 
 def _share(block: ModelBlock, kind: str, share: float, exact: bool = False) -> BlockPlan:

@@ -180,7 +180,8 @@ def _served(report: Mapping[str, Any]) -> str:
 {using.loader({**report, **found})}
 ```
 
-The graph is {markdown(found["file"])}. The loss is that against the original, on held-out inputs.
+The graph is {markdown(found["file"])}.{using.cache_note({**report, **found})} The loss is that against the original, on
+held-out inputs.
 
 | {" | ".join(map(markdown, heads))} |
 |{"---|" * len(heads)}

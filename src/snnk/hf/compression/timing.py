@@ -10,13 +10,10 @@ serve/latency.py has the clocks.
 from __future__ import annotations
 
 import copy
-import logging
 import statistics
-import tempfile
-import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,41 +30,18 @@ from snnk.hf.low_rank import LowRank, replace_attention_
 from snnk.hf.model_blocks import FFN, KEPT, Attention, ModelBlock
 from snnk.hf.models import Batch, example_inputs, without_gguf_
 from snnk.hf.replace import LOW_RANK, Replacement, replace_
+from snnk.hf.serve.forms import FORMS, run_form
 from snnk.hf.serve.latency import Latency, Run, clock_of, measure, run_torch, watch
 from snnk.maps import RANDOM_MAPS, make_feature_map
 
 TOKENS = (1, 32)  # one short text
 MOST_TOKENS = 2**20  # of a batch that a file asks for
 SECONDS, ROUNDS, SPREAD = 2.0, 100, 0.002  # of one measurement: duration, rounds at most, and when to stop early
-Runner = Callable[[nn.Module, Batch], Run]
+Runner = Callable[[PreTrainedModel, Batch], Run]
+TORCH = "torch"
 
 
-def run_onnxruntime(model: nn.Module, batch: Batch) -> Run:
-    """The model as ONNX Runtime runs it on the processor, with as many threads as torch has."""
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401  torch.onnx needs it
-    except ImportError as error:
-        raise ImportError(
-            "runtime 'onnxruntime' needs three packages: pip install onnx onnxscript onnxruntime"
-        ) from error
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)  # the exporter writes about operators that the model does not have
-        try:
-            program: Any = torch.onnx.export(model, (), kwargs=dict(batch), dynamo=True, verbose=False)
-        finally:
-            logging.disable(logging.NOTSET)
-        path = Path(folder) / "model.onnx"
-        program.save(path, external_data=True)
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    inputs = {node.name: batch[node.name].numpy() for node in session.get_inputs()}
-    return lambda: session.run(None, inputs)
-
-
-RUNTIMES: dict[str, Runner] = {"torch": run_torch, "onnxruntime": run_onnxruntime}
+RUNTIMES: dict[str, Runner] = {TORCH: run_torch, **{form: partial(run_form, form=form) for form in FORMS}}
 
 
 def measure_times(
@@ -76,7 +50,8 @@ def measure_times(
     *,
     kind: str = "atoms",
     tokens: tuple[int, int] = TOKENS,
-    runtime: str = "torch",
+    runtime: str = TORCH,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Timings:
     """Measure the table of times of a model; the model stays as it is.
 
@@ -87,6 +62,7 @@ def measure_times(
             features.
         tokens: number of inputs of the batch, and tokens per text up to the model's limit.
         runtime: a name in `RUNTIMES`.
+        progress: called with the number of sizes that were measured, and of all.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -99,12 +75,14 @@ def measure_times(
     for block in find_blocks(model) if blocks is None else blocks:
         groups.setdefault(_shape(block), []).append(block)
     measured: dict[int, list[tuple[BlockPlan, float]]] = {}  # by group, with the part of the model's seconds
+    sizes = {i: _choices(group[0], kind) for i, group in enumerate(groups.values())}
     with _Trial(model, tokens, runtime) as trial:
         for i, group in enumerate(groups.values()):
-            measured[i] = [
-                (choice, trial.ratio([option(b, choice.kind, choice.num_features, ranks=choice.ranks) for b in group]))
-                for choice in _choices(group[0], kind)
-            ]
+            measured[i] = []
+            for choice in sizes[i]:
+                progress(sum(map(len, measured.values())), sum(map(len, sizes.values())))
+                changed = [option(b, choice.kind, choice.num_features, ranks=choice.ranks) for b in group]
+                measured[i].append((choice, trial.ratio(changed)))
     seconds = trial.seconds
     found = []
     for i, group in enumerate(groups.values()):
@@ -137,19 +115,22 @@ def described(batch: Batch) -> str:
 
 def check_runs(model: PreTrainedModel, *, tokens: tuple[int, int], runtime: str) -> None:
     """Refuse a batch and a runtime that the model cannot be timed with, by running it once."""
-    run = RUNTIMES[_checks.choose(runtime, RUNTIMES, "runtime")]
     batch, length = tokens
     if batch * length > MOST_TOKENS:
         raise ValueError(f"a batch of {batch} x {length} tokens is too large to be timed; the most is {MOST_TOKENS:,}")
+    with counting_mode(model), _refusals(model, runtime):
+        RUNTIMES[runtime](model, example_inputs(model, tokens))()
+
+
+@contextmanager
+def _refusals(model: PreTrainedModel, runtime: str) -> Iterator[None]:
+    """Turn errors of a model's code and of a runtime, which may be any, into a ValueError."""
     try:
-        with counting_mode(model):
-            run(model, example_inputs(model, tokens))()
+        yield
     except ImportError:
         raise
-    except Exception as error:  # the code of the model and of the runtime may raise anything
-        raise ValueError(
-            f"{type(model).__name__} cannot be run with {runtime} on {batch} x {length} tokens: {error}"
-        ) from error
+    except Exception as error:
+        raise ValueError(f"{type(model).__name__} cannot be run with {runtime}: {error}") from error
 
 
 def compare(models: Sequence[PreTrainedModel], *, tokens: tuple[int, int], runtime: str) -> list[float]:
@@ -174,7 +155,7 @@ class _Trial:
     """
 
     def __init__(self, model: PreTrainedModel, tokens: tuple[int, int], runtime: str) -> None:
-        self.run = _checks.look_up(runtime, RUNTIMES, "runtime")
+        self.run, self.runtime = _checks.look_up(runtime, RUNTIMES, "runtime"), runtime
         self.tokens, self.model = check_tokens(tokens), model
         self.batch = example_inputs(model, self.tokens)
         if "input_ids" in self.batch:  # cut to the length that the model has positions for
@@ -189,7 +170,8 @@ class _Trial:
         with ExitStack() as stack:  # which is left at once if the runtime is not there
             stack.enter_context(counting_mode(self.model))
             stack.enter_context(counting_mode(self.copy))
-            self.whole = self.run(self.model, self.batch)
+            with _refusals(self.model, self.runtime):
+                self.whole = self.run(self.model, self.batch)
             self.watched = stack.enter_context(watch())
             self.stack = stack.pop_all()
         return self
@@ -204,7 +186,8 @@ class _Trial:
                     for parameter in (p for module in new.modules for p in module.parameters()):
                         # not zeros, as a runtime may store equal layers once
                         parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
-            runs = {"whole": self.whole, "changed": self.run(self.copy, self.batch)}
+            with _refusals(self.model, self.runtime):
+                runs = {"whole": self.whole, "changed": self.run(self.copy, self.batch)}
             first, second = _measure(runs, self.batch, self.model).seconds.values()
         self.medians.append(first)
         return second / first

@@ -15,17 +15,17 @@ from transformers import PreTrainedModel
 
 from snnk import _io
 from snnk._environment import environment
+from snnk.hf import doubts
 from snnk.hf.calibration import HELD_OUT, Calibration, load_calibration
 from snnk.hf.compression.causal import is_causal
+from snnk.hf.compression.opening import BATCH, CAUSAL_BATCH, is_classifier, load, pooling_with_note
 from snnk.hf.compression.outputs import MEAN, probe
-from snnk.hf.compression.pipeline import is_classifier, load, pooling_with_note
 from snnk.hf.folders import copy_others, find_folder, find_transformer, is_cross_encoder, makes_vectors
-from snnk.hf.models import quiet, reads_pairs, token_limit
+from snnk.hf.models import quiet, reads_pairs, token_limit, without_place
 from snnk.hf.serve import report as pages
 from snnk.hf.serve.served import MAX_LOSS, check_settings, make_graphs
 from snnk.hf.widening import Gathered, gather
 
-BATCH, CAUSAL_BATCH = 32, 8  # texts per batch of the measurements
 OWN = ("plan.json", "report.json", "report.html")  # files of `snnk compress` that do not describe a graph
 
 
@@ -146,7 +146,7 @@ def export_source(
 ) -> dict[str, Any]:
     """Export a model that is in memory. Whoever reads another kind of folder makes a `Source` and calls this."""
     network = source.network
-    inputs = _inputs(source, calibration, settings)
+    inputs = read_inputs(source, calibration, settings)
     say(f"inputs: {inputs.given}")
     outputs = probe(network, inputs.batches[0], source.pooling)
     with _io.new_folder(out) as temporary:
@@ -162,6 +162,9 @@ def export_source(
             say=say,
         )
         save_config(network, temporary / source.inner)
+        if (doubt := doubts.merged(source.folder)) is not None:
+            made["warnings"].append(doubt)
+            say(f"warning: {doubt}")
         found = {
             "format": pages.FORMAT,
             "base_model": source.name,
@@ -190,15 +193,14 @@ def save_config(network: PreTrainedModel, folder: Path) -> None:
 
     The folder that the model was read from is left out, as transformers does.
     """
-    config = network.config.to_dict()
-    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
-        part.pop("_name_or_path", None)
+    config = without_place(network.config.to_dict())
     config.pop("quantization_config", None)
     config["architectures"] = [type(network).__name__]
     _io.write_json(folder / "config.json", config)
 
 
-def _inputs(source: Source, calibration: str | Path | None, settings: Mapping[str, Any]) -> Gathered:
+def read_inputs(source: Source, calibration: str | Path | None, settings: Mapping[str, Any]) -> Gathered:
+    """The inputs of an export: those for the scales of int8, and those that it is measured on."""
     network = source.network
     length = min(settings["max_length"], token_limit(network.config) or settings["max_length"])
     given: Calibration = load_calibration(

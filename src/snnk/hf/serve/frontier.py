@@ -19,11 +19,9 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -35,42 +33,24 @@ from snnk.hf.compression.agreement import compare, measure
 from snnk.hf.compression.checkpoint import ADVICE, fingerprint
 from snnk.hf.compression.damage import TooFewTokens
 from snnk.hf.compression.distill import AUTO, Progress, unseen
+from snnk.hf.compression.opening import Prepared, load, open_model, prepare
 from snnk.hf.compression.outputs import VECTORS, Outputs, outputs_of
-from snnk.hf.compression.pipeline import (
-    LEAST,
-    Prepared,
-    bytes_of,
-    check_settings,
-    default_settings,
-    described_inputs,
-    first_plan,
-    fit_and_write,
-    load,
-    open_model,
-    prepare,
-)
+from snnk.hf.compression.pipeline import default_settings, described_inputs, first_plan, fit_and_write
 from snnk.hf.compression.planning import Choices, measure_choices
+from snnk.hf.compression.settings import LEAST, check_settings, chosen_jointly
 from snnk.hf.compression.timing import described
-from snnk.hf.cost import counting_mode
+from snnk.hf.cost import bytes_of, counting_mode
 from snnk.hf.folders import makes_vectors
-from snnk.hf.models import Batch, evaluating, example_inputs, quiet
+from snnk.hf.models import Batch, evaluating, quiet
 from snnk.hf.serve import graphs, latency, quantizing
+from snnk.hf.serve.forms import FORMS, check_form, write_form
 from snnk.hf.serve.frontier_page import FORMAT, html
 from snnk.hf.serve.latency import Run, clock_of, run_torch
-from snnk.hf.serve.served import check_settings as check_export
 from snnk.hf.serve.static import Static, static_models
 
 BUDGETS = (0.5, 0.33, 0.25, 0.15)
 BATCHES = (1, 32)  # inputs per batch of the two latencies
 SECONDS = 30.0  # of the measurement of one of them, at most
-# What models can be served as: format and int8 of `snnk.hf.export`. The first int8 that is installed is the default
-# rival.
-FORMS = {
-    "openvino-int8": ("openvino", "static"),
-    "onnx-int8": ("onnx", "dynamic"),
-    "openvino": ("openvino", None),
-    "onnx": ("onnx", None),
-}
 
 
 @dataclass
@@ -80,7 +60,7 @@ class Point:
     Attributes:
         name: for people.
         keep: part of the parameters of blocks that stays, 1 for the original; None for other models.
-        form: "torch", or a name in FORMS; None for other models.
+        form: "torch", or a name in `FORMS`; None for other models.
         bytes: that it stores.
         held_out: its agreement with the original, as `measure` of agreement.py returns it.
         run: makes the function that runs it on a batch.
@@ -175,7 +155,7 @@ def frontier(
     _checks.positive_int(length, "length")
     _checks.positive_int(threads, "threads")
     if serve_as is not None:
-        _check_form(serve_as)
+        check_form(serve_as)
     settings = default_settings() | {
         "layers": layers,
         "blocks": blocks,
@@ -196,7 +176,8 @@ def frontier(
             say(f"removed {path}, which a run that was killed had left")
         opened = open_model(str(model), out, settings, say)
         plans = {
-            keep: first_plan(replace(opened, settings={**opened.settings, "keep": keep}), progress) for keep in budgets
+            keep: first_plan(replace(opened, settings={**opened.settings, "keep": keep}), progress)[0]
+            for keep in budgets
         }
         prepared = prepare(opened, calibration, say)
         done = _begin(work, prepared, say)
@@ -206,7 +187,7 @@ def frontier(
                 prepared, prepared.network, work / f"original-{serve_as}", serve_as
             )  # an error comes before the work
         choices: Choices | None = None
-        if set(budgets) - set(done):
+        if set(budgets) - set(done) and chosen_jointly(prepared.settings):
             progress("measuring choices for all budgets", 0, len(budgets))
             prepared, choices = _choices(prepared, say)
         for i, keep in enumerate(budgets):
@@ -355,12 +336,13 @@ def _measured(
             _static(prepared, static, sets, exact) for static in static_models(prepared.folder / prepared.inner, say)
         ]
     times, warned = [], []
+    names = [name for name in prepared.inputs.batches[0] if name in graphs.INPUTS]
     with ExitStack() as modes:
         for network in models:
             modes.enter_context(counting_mode(network))
         for i, batch in enumerate(BATCHES):
             progress("measuring latency", i, len(BATCHES))
-            inputs = _example(prepared, (batch, length))
+            inputs = graphs.example(original, names, (batch, length))
             runs = {point.name: point.run(inputs) for point in points}
             times.append(
                 latency.measure(runs, described(inputs), threads=threads, clock=clock_of(original), seconds=SECONDS)
@@ -395,18 +377,12 @@ def _torch(name: str, keep: float, network: PreTrainedModel, held_out: list[dict
     return Point(name, keep, "torch", bytes_of(network), held_out, lambda batch: run_torch(network, batch))
 
 
-def _check_form(form: str) -> None:
-    """Refuse an unknown form, and one whose packages are not installed."""
-    to, int8 = FORMS[_checks.choose(form, FORMS, "serve_as")]
-    check_export(to=to, int8=int8, max_loss=1.0)
-
-
 def _installed() -> list[str]:
     """The int8 forms whose packages are installed."""
     found = []
-    for form, (_, int8) in FORMS.items():
+    for form in FORMS:
         with suppress(ImportError):
-            _check_form(form)
+            _, int8 = check_form(form)
             found += [form] if int8 else []
     return found
 
@@ -415,20 +391,11 @@ def _graph(prepared: Prepared, network: PreTrainedModel, folder: Path, form: str
     """The graph of a model in a folder, which is made unless it is there."""
     to, int8 = FORMS[form]
     if not folder.exists():
-        given = prepared.inputs.given
+        inputs = prepared.inputs
         if int8 is not None:
-            quantizing.doubt(int8, given.kind, given.items)  # refuses too few inputs
-        network = network if network.dtype == torch.float32 else copy.deepcopy(network).float()
+            quantizing.doubt(int8, inputs.given.kind, inputs.given.items)  # refuses too few inputs
         with _io.new_folder(folder) as temporary:
-            path = temporary / graphs.FILES["onnx"]
-            graphs.write_onnx(network, prepared.inputs.batches[0], path)
-            if to == "openvino":
-                graphs.write_openvino(path, temporary / graphs.FILES[to])
-                path.unlink()
-                path.with_name(f"{path.name}.data").unlink(missing_ok=True)
-            if int8 is not None:
-                some = list(islice(graphs.each(given), quantizing.MOST))
-                quantizing.quantize_(temporary / graphs.FILES[to], to, int8, some)
+            write_form(network, inputs.own, temporary, form)
     return folder / graphs.FILES[to]
 
 
@@ -436,7 +403,7 @@ def _served(prepared: Prepared, point: Point, network: PreTrainedModel, work: Pa
     """The same model as it is served."""
     folder = work / f"{point.name.replace(' ', '-')}-{form}"
     path = _graph(prepared, network, folder, form)
-    session = (graphs.open_onnx if FORMS[form][0] == "onnx" else graphs.open_openvino)(path, threads=threads)
+    session = graphs.open_graph(path, FORMS[form][0], threads=threads)
     pooling = prepared.outputs.pooling
     held_out = [
         measure(prepared.network, network, held, pooling=pooling, texts=False, run=session)
@@ -444,16 +411,6 @@ def _served(prepared: Prepared, point: Point, network: PreTrainedModel, work: Pa
     ]
     size = sum(file.stat().st_size for file in folder.iterdir())
     return Point(f"{point.name}, {form}", point.keep, form, size, held_out, lambda batch: lambda: session(batch))
-
-
-def _example(prepared: Prepared, tokens: tuple[int, int]) -> dict[str, Tensor]:
-    """Inputs of these sizes, with everything that a batch of the model has."""
-    found = example_inputs(prepared.network, tokens)
-    if "input_ids" in found:
-        ids = found["input_ids"]
-        full = {"attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
-        found |= {name: x for name, x in full.items() if name in prepared.inputs.batches[0]}
-    return found
 
 
 def _static(prepared: Prepared, static: Static, sets: list[Calibration], exact: list[list[Outputs]]) -> Point:

@@ -13,19 +13,21 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from snnk import _checks
+from snnk.hf.compression.causal import is_causal
 from snnk.hf.cost import counting_mode
 from snnk.hf.folders import some
 from snnk.hf.models import Batch, example_inputs
+from snnk.hf.serve.sessions import PAST, POSITIONS, PRESENT, Session, Traced, example_cache, takes_positions
 
 TOLERANCE = 1e-4  # difference to PyTorch of an exported model in float32, over the largest value of the output
 SIZES = (2, 7)  # inputs and tokens of the example that is traced: different, and 1 would be taken for a constant
@@ -33,7 +35,6 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids", "pixel_values")
 STATES = "last_hidden_state"
 FILES = {"onnx": "model.onnx", "openvino": "openvino_model.xml"}  # names that Optimum looks for
 PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
-Session = Callable[[Batch], dict[str, Tensor]]  # runs a graph: outputs by name, on the processor
 
 
 def import_unreported(name: str) -> Any:
@@ -50,18 +51,6 @@ def import_unreported(name: str) -> Any:
         del sys.modules[telemetry]
         if before is not None:
             sys.modules[telemetry] = before
-
-
-class Traced(nn.Module):
-    """A model whose inputs are in order, and whose outputs are the chosen ones."""
-
-    def __init__(self, model: PreTrainedModel, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        super().__init__()
-        self.model, self.inputs, self.outputs = model, inputs, outputs
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        found = self.model(**dict(zip(self.inputs, tensors, strict=True)))
-        return tuple(found[name] for name in self.outputs)
 
 
 def input_names(model: PreTrainedModel, batch: Batch) -> tuple[str, ...]:
@@ -92,6 +81,8 @@ def output_names(model: PreTrainedModel, batch: Batch) -> tuple[str, ...]:
 def write_onnx(model: PreTrainedModel, batch: Batch, path: Path) -> None:
     """Write a model in float32 as an ONNX file; a ValueError names the module that cannot be exported.
 
+    A decoder has its cache among inputs and outputs, unless the exporter cannot write it.
+
     Args:
         model: on the processor.
         batch: inputs of the kinds that the graph will read.
@@ -101,30 +92,65 @@ def write_onnx(model: PreTrainedModel, batch: Batch, path: Path) -> None:
 
     names = input_names(model, batch)
     inputs = example(model, names)
+    if "attention_mask" in inputs:
+        inputs["attention_mask"][0, -1] = 0
     outputs = output_names(model, inputs)
-    dims: Any = [{0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in names]
-    if "pixel_values" in names:
-        dims = [{0: torch.export.Dim.DYNAMIC}]
     with counting_mode(model), silenced(), _eager(model):
         try:
-            traced = Traced(model, names, outputs)
-            program = torch.export.export(
-                traced, tuple(inputs[name] for name in names), dynamic_shapes={"tensors": tuple(dims)}, strict=False
-            )
-            written: Any = torch.onnx.export(
-                program, input_names=names, output_names=outputs, dynamo=True, verbose=False, optimize=True
-            )
+            written = _with_cache(model, inputs, outputs) if is_causal(model) else None
+            written = written or _export(model, inputs, outputs, {})
         except Exception as error:  # torch.export and the exporter raise errors of many types
             raise ValueError(_refusal(model, error)) from error
         weights = sum(p.nbytes for p in model.parameters())
         written.save(path, external_data=weights > 2**30)
-    _tidy(onnx, path, names)
+    _tidy(onnx, path)
+
+
+def _with_cache(model: PreTrainedModel, inputs: Batch, outputs: Sequence[str]) -> Any:
+    """The graph of a decoder that reads some tokens after others; None if there is none."""
+    try:
+        past = example_cache(model, inputs)
+        given = {
+            "input_ids": inputs["input_ids"][:, 2:].contiguous(),
+            "attention_mask": torch.ones(SIZES[0], 2 * SIZES[1] - 2, dtype=torch.int64),
+        }
+        if takes_positions(model, inputs):
+            given[POSITIONS] = (torch.arange(SIZES[1] - 2) + SIZES[1]).expand(SIZES[0], -1).contiguous()
+        return _export(model, given, outputs, past)
+    except Exception:  # of many types; a model that cannot be exported at all has its error without a cache, too
+        return None
+
+
+def _export(model: PreTrainedModel, inputs: Batch, outputs: Sequence[str], past: Batch) -> Any:
+    free = torch.export.Dim.DYNAMIC
+    dims = [{0: free} if name == "pixel_values" else {0: free, 1: free} for name in inputs]
+    dims += [{0: free, 2: free}] * len(past)
+    program = torch.export.export(
+        Traced(model, list(inputs), outputs),
+        (*inputs.values(), *past.values()),
+        dynamic_shapes={"tensors": tuple(dims)},
+        strict=False,
+    )
+    named = [*outputs, *(name.replace(PAST, PRESENT, 1) for name in past)]
+    options: Any = {"dynamo": True, "verbose": False, "optimize": True}
+    return torch.onnx.export(program, input_names=[*inputs, *past], output_names=named, **options)
 
 
 def write_openvino(onnx_file: Path, path: Path) -> None:
     """Write an ONNX file as a model of OpenVINO: an .xml file, and a .bin file of weights in float32 beside it."""
     openvino = import_unreported("openvino")
     openvino.save_model(openvino.Core().read_model(onnx_file), path, compress_to_fp16=False)
+
+
+def write_graph(model: PreTrainedModel, batch: Batch, folder: Path, to: str) -> Path:
+    """Write a model in float32 into a folder, as a graph of either format; returns the file to open."""
+    path, graph = folder / FILES[to], folder / FILES["onnx"]
+    write_onnx(model, batch, graph)
+    if to == "openvino":
+        write_openvino(graph, path)
+        graph.unlink()
+        graph.with_name(f"{graph.name}.data").unlink(missing_ok=True)
+    return path
 
 
 def open_onnx(path: Path, *, threads: int | None = None) -> Session:
@@ -134,13 +160,14 @@ def open_onnx(path: Path, *, threads: int | None = None) -> Session:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads or torch.get_num_threads(), 3
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names, outputs = ([node.name for node in nodes] for nodes in (session.get_inputs(), session.get_outputs()))
+    nodes = session.get_inputs()
+    inputs, outputs = (tuple(node.name for node in part) for part in (nodes, session.get_outputs()))
+    sizes = {node.name: (node.shape[1], node.shape[3]) for node in nodes if node.name.startswith(f"{PAST}.")}
 
-    def run(batch: Batch) -> dict[str, Tensor]:
-        found = session.run(outputs, {name: batch[name].numpy() for name in names})
-        return {name: torch.from_numpy(value) for name, value in zip(outputs, found, strict=True)}
+    def run(given: dict[str, Any], wanted: Sequence[str]) -> list[Tensor]:
+        return [torch.from_numpy(value) for value in session.run(wanted, given)]
 
-    return run
+    return Session(inputs, outputs, run, sizes)
 
 
 def open_openvino(path: Path, *, threads: int | None = None, precision: str | None = None) -> Session:
@@ -156,20 +183,22 @@ def open_openvino(path: Path, *, threads: int | None = None, precision: str | No
     if precision is not None:
         config["INFERENCE_PRECISION_HINT"] = precision
     compiled = openvino.Core().compile_model(path, "CPU", config)
-    names, outputs = ([node.get_any_name() for node in nodes] for nodes in (compiled.inputs, compiled.outputs))
+    inputs, outputs = (tuple(node.get_any_name() for node in nodes) for nodes in (compiled.inputs, compiled.outputs))
+    shapes = {name: node.get_partial_shape() for name, node in zip(inputs, compiled.inputs, strict=True)}
+    caches = {name: shape for name, shape in shapes.items() if name.startswith(f"{PAST}.")}
 
-    def run(batch: Batch) -> dict[str, Tensor]:
-        found = compiled({name: batch[name].numpy() for name in names})
-        return {name: torch.from_numpy(found[i].copy()) for i, name in enumerate(outputs)}
+    def run(given: dict[str, Any], wanted: Sequence[str]) -> list[Tensor]:
+        found = compiled(given)
+        return [torch.from_numpy(found[name].copy()) for name in wanted]
 
-    return run
+    return Session(inputs, outputs, run, {n: (x[1].get_length(), x[3].get_length()) for n, x in caches.items()})
 
 
-def open_graph(path: Path, to: str, *, exact: bool = False) -> Session:
+def open_graph(path: Path, to: str, *, threads: int | None = None, exact: bool = False) -> Session:
     """A session for a graph of either format; with `exact`, OpenVINO computes in float32."""
     if _checks.choose(to, FILES, "format") == "onnx":
-        return open_onnx(path)
-    return open_openvino(path, precision="f32" if exact else None)
+        return open_onnx(path, threads=threads)
+    return open_openvino(path, threads=threads, precision="f32" if exact else None)
 
 
 def check_same(model: PreTrainedModel, session: Session, batches: Iterable[Batch]) -> float:
@@ -184,13 +213,22 @@ def check_same(model: PreTrainedModel, session: Session, batches: Iterable[Batch
                     f"the exported graph returns {name} of shape {tuple(value.shape)} where PyTorch returns "
                     f"{tuple(wanted[name].shape)}: the model's code depends on the shape of its inputs"
                 )
-            worst = max(worst, float((value - wanted[name]).abs().max() / wanted[name].abs().max().clamp_min(1e-30)))
+            worst = max(worst, _difference(value, wanted[name]))
+        if session.sizes and (one := alone(batch))["input_ids"].shape[1] > 1:
+            with counting_mode(model):
+                whole = model(**one).logits
+            for start in {whole.shape[1] // 2, whole.shape[1] - 1}:  # several new tokens after others, and one
+                worst = max(worst, _difference(session(session.after(one, start))["logits"], whole[:, start:]))
     if not worst <= TOLERANCE:
         raise ValueError(
             f"the exported graph differs from PyTorch by {worst:.1e} of the largest output, more than {TOLERANCE:.0e}: "
             "nothing was written; the model's code may depend on values of its inputs"
         )
     return worst
+
+
+def _difference(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
 
 
 def alone(batch: Batch) -> dict[str, Tensor]:
@@ -209,31 +247,33 @@ def each(batches: Iterable[Batch]) -> Iterator[dict[str, Tensor]]:
 
 
 def example(model: PreTrainedModel, names: Sequence[str], sizes: tuple[int, int] = SIZES) -> dict[str, Tensor]:
-    """Inputs of a graph: so many, of so many tokens if they are texts; the last token of the first is padding."""
+    """Inputs of a graph: so many, of so many tokens if they are texts, without padding."""
     found = example_inputs(model, sizes)
     ids = found.get("input_ids")
     if ids is not None:
         found |= {"attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
-        found["attention_mask"][0, -1] = 0
     return {name: found[name] for name in names}
 
 
-def _tidy(onnx: Any, path: Path, names: Sequence[str]) -> None:
-    """Call the free dimensions of a graph batch and length, and leave out the exporter's notes.
+def _tidy(onnx: Any, path: Path) -> None:
+    """Give the free dimensions of a graph words for names, and leave out the exporter's notes.
 
     The notes have the lines of Python that each node comes from, with the paths of their files on this machine.
     """
     proto = onnx.load(path, load_external_data=False)
     words: dict[str, str] = {}
     for node in proto.graph.input:
-        if node.name in names:
-            for dim, word in zip(node.type.tensor_type.shape.dim, ("batch", "length"), strict=False):
-                if dim.dim_param:
-                    words[dim.dim_param] = word
+        past = node.name.startswith(f"{PAST}.")
+        for i, dim in enumerate(node.type.tensor_type.shape.dim):
+            if dim.dim_param:
+                words.setdefault(dim.dim_param, "batch" if i == 0 else "past" if past else "length")
+    mask = next((node for node in proto.graph.input if node.name == "attention_mask"), None)
+    if "past" in words.values() and mask is not None:
+        words[mask.type.tensor_type.shape.dim[1].dim_param] = "past + length"
     for node in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         for dim in node.type.tensor_type.shape.dim:
-            if dim.dim_param in words:
-                dim.dim_param = words[dim.dim_param]
+            if dim.dim_param:  # to assign it would remove a fixed size
+                dim.dim_param = re.sub(r"\w+", lambda found: words.get(found[0], found[0]), dim.dim_param)
     graph, functions = proto.graph, proto.functions
     notes = (graph.node, graph.input, graph.output, graph.value_info, graph.initializer)
     for item in (proto, graph, *functions, *(x for part in (*notes, *(f.node for f in functions)) for x in part)):

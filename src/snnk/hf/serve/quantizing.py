@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from snnk._environment import instructions
-from snnk.hf.serve.graphs import import_unreported, silenced
+from snnk.hf.serve.graphs import import_unreported, open_graph, silenced
 
 MODES = {"onnx": ("static", "dynamic"), "openvino": ("static",)}
 # Inputs for fixed scales: fewer than LEAST are refused, fewer than ENOUGH give a warning, and at most MOST are used.
@@ -71,6 +71,12 @@ def quantize_(path: Path, to: str, mode: str, inputs: Sequence[dict[str, Tensor]
         mode: "static" or "dynamic".
         inputs: for the scales, one at a time, so that there is no padding.
     """
+    if mode == "static":
+        session = open_graph(path, to, exact=True)
+        if session.sizes:  # texts in use go on from a cache
+            lengths = [one["input_ids"].shape[1] for one in inputs]
+            inputs = [session.after(x, n // 2) if n > 1 else x for x, n in zip(inputs, lengths, strict=True)]
+        inputs = [session.complete(one) for one in inputs]
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, silenced(), redirect_stdout(StringIO()):
         new = Path(folder) / path.name
         if to == "openvino":

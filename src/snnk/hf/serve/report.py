@@ -11,7 +11,7 @@ from snnk._text import markdown, printable
 from snnk.hf.compression import figures
 from snnk.hf.compression.page import STYLE, lost
 from snnk.hf.compression.report import front_matter
-from snnk.hf.serve.using import NO_CACHE, heads, is_decoder, loader, pictures, rows
+from snnk.hf.serve.using import cache_note, heads, loader, pictures, rows, shortened
 
 FORMAT = "snnk.ExportReport/1"
 RUNTIMES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO"}
@@ -24,10 +24,9 @@ def sentence(report: Mapping[str, Any]) -> str:
         f"In float32, the graph differs from PyTorch by {report['difference']:.1e} of the largest output at most "
         f"(limit {report['tolerance']:.0e})."
     )
-    cache = f" {NO_CACHE}" if is_decoder(report) else ""
     return (
         f"{report['base_model']} ({report['model_class']}) was exported for {what} by snnk "
-        f"{report['versions']['snnk']}. {same}{cache}"
+        f"{report['versions']['snnk']}. {same}{cache_note(report)}"
     )
 
 
@@ -61,7 +60,7 @@ def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
 {loader(report)}
 ```
 
-The graph is {markdown(report["file"])}: inputs {", ".join(report["inputs"])}, outputs {", ".join(report["outputs"])}.
+The graph is {markdown(report["file"])}: inputs {shortened(report["inputs"])}, outputs {shortened(report["outputs"])}.
 
 ## Measured loss
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,13 @@ from snnk import _checks
 from snnk.hf.compression import figures as words
 from snnk.hf.compression.agreement import measure
 from snnk.hf.compression.timing import described
-from snnk.hf.cost import counting_mode, stored
+from snnk.hf.cost import bytes_of, counting_mode
 from snnk.hf.models import Batch
 from snnk.hf.serve import graphs, latency, quantizing
-from snnk.hf.serve.graphs import FILES, PACKAGES, Session
+from snnk.hf.serve.forms import require
+from snnk.hf.serve.sessions import Session
 from snnk.hf.widening import Gathered
 
-# What `snnk compress --for` takes: format and int8, the kind with the least loss for each.
-SERVED = {
-    "onnx": ("onnx", None),
-    "onnx-int8": ("onnx", "dynamic"),
-    "openvino": ("openvino", None),
-    "openvino-int8": ("openvino", "static"),
-}
 MAX_LOSS = 0.05
 CHECKED = 4  # batches for the comparison with PyTorch
 BATCHES, LENGTH = (1, 32), 32  # inputs and tokens of the batches whose latency is measured
@@ -40,16 +34,8 @@ SECONDS = 5.0  # of the measurement of each
 
 def check_settings(*, to: str, int8: str | None, max_loss: float) -> dict[str, Any]:
     """The settings of an export; an error for those that contradict each other, and for missing packages."""
-    _checks.choose(to, FILES, "format")
-    if int8 is not None:
-        _checks.choose(int8, quantizing.MODES[to], f"int8 for {to}")
     _checks.at_least_zero(max_loss, "max_loss")
-    wanted = [*PACKAGES[to], *(["nncf"] if to == "openvino" and int8 else [])]
-    missing = [name for name in wanted if find_spec(name) is None]
-    if missing:
-        raise ImportError(
-            f"an export to {to} needs {' and '.join(missing)}; install the extra serve: pip install 'snnk[serve]'"
-        )
+    require(to, int8)
     return {"to": to, "int8": int8, "max_loss": max_loss}
 
 
@@ -79,7 +65,6 @@ def make_graphs(
     to, mode = settings["to"], settings["int8"]
     place = folder / to
     place.mkdir(parents=True)
-    path = place / FILES[to]
     warned: list[str] = []
     if mode is not None:
         doubt = quantizing.doubt(mode, inputs.given.kind, inputs.given.items)
@@ -87,23 +72,17 @@ def make_graphs(
         for warning in warned:
             say(f"warning: {warning}")
     say(f"exporting to {to}")
-    sizes = {id(model): sum(t.nbytes for t in stored(model).values()) for model in (network, original or network)}
+    sizes = {id(model): bytes_of(model) for model in (network, original or network)}
     if network.dtype != torch.float32:
         kind = str(network.dtype).removeprefix("torch.")
         warned.append(f"the weights in PyTorch are in {kind}, and sizes are those; all latencies are of float32")
         say(f"note: {warned[-1]}")
     network = network.float()
     original = None if original is None else original.float()
-    batches = [batch for batch in inputs.lessons if batch is not None]  # as they are in use
-    names = graphs.input_names(network, batches[0])
-    graph = place / FILES["onnx"]
-    graphs.write_onnx(network, batches[0], graph)
-    if to == "openvino":
-        graphs.write_openvino(graph, path)
-        graph.unlink()
-        (place / f"{graph.name}.data").unlink(missing_ok=True)
+    names = graphs.input_names(network, inputs.own[0])
+    path = graphs.write_graph(network, inputs.own[0], place, to)
     exact = graphs.open_graph(path, to, exact=True)
-    checked = [graphs.alone(batches[0]), *(batch for held in inputs.held_out for batch in held[-CHECKED:])]
+    checked = [graphs.alone(inputs.own[0]), *(batch for held in inputs.held_out for batch in held[-CHECKED:])]
     difference = graphs.check_same(network, exact, checked)
     say(f"the graph differs from PyTorch by {difference:.1e} of the largest output")
     runs: dict[str, Callable[[Batch], latency.Run]] = {}
@@ -143,7 +122,7 @@ def make_graphs(
     stages.append(graph_stage(to))
     if mode is not None:
         say(f"quantizing to int8 ({mode})")
-        quantizing.quantize_(path, to, mode, list(graphs.each(batches))[: quantizing.MOST])
+        quantizing.quantize_(path, to, mode, list(islice(graphs.each(inputs.own), quantizing.MOST)))
         stages.append(graph_stage(f"{to} int8 {mode}"))
     say("measuring latency")
     times = _latency(network, original, names, runs)
@@ -155,9 +134,9 @@ def make_graphs(
         "to": to,
         "int8": mode,
         "file": f"{to}/{path.name}",
-        "inputs": list(names),
-        "outputs": list(exact(checked[0])),
-        "cache": False,
+        "inputs": list(exact.inputs),
+        "outputs": list(exact.outputs),
+        "cache": bool(exact.sizes),
         "difference": difference,
         "tolerance": graphs.TOLERANCE,
         "stages": stages,

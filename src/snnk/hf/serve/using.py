@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from snnk.hf.compression import figures
 from snnk.hf.compression.bars import NEW, bars
 
-NO_CACHE = "The graph has no cache of keys and values: each new token is computed from the whole text."
+CACHE = {
+    True: "The graph has a cache of keys and values: a new token is computed from the cache and itself.",
+    False: "The graph has no cache of keys and values: each new token is computed from the whole text.",
+}
 OPTIMUM = {"onnx": ("optimum.onnxruntime", "ORTModel"), "openvino": ("optimum.intel", "OVModel")}
 HEADS = {
     "ForSequenceClassification": "ForSequenceClassification",
@@ -37,8 +40,25 @@ def loader(report: Mapping[str, Any]) -> str:
     if report["sentence_transformers"]:
         kind = "CrossEncoder" if "Classification" in report["model_class"] else "SentenceTransformer"
         return f'from sentence_transformers import {kind}\n\nmodel = {kind}("this folder", backend="{backend}")'
-    kind, options = _optimum(report), ", use_cache=False" if is_decoder(report) else ""
+    kind = _optimum(report)
+    options = ', subfolder="openvino"' if backend == "openvino" else ""  # Optimum looks for folders of ONNX alone
+    options += ", use_cache=False" if is_decoder(report) and not report["cache"] else ""
     return f'from {OPTIMUM[backend][0]} import {kind}\n\nmodel = {kind}.from_pretrained("this folder"{options})'
+
+
+def shortened(names: Iterable[str]) -> str:
+    """Names of inputs or outputs, those of a cache as one.
+
+    Example:
+        >>> shortened(["logits", "present.0.key", "present.0.value"])
+        'logits, present.*'
+    """
+    return ", ".join(dict.fromkeys(f"{name.partition('.')[0]}.*" if "." in name else name for name in names))
+
+
+def cache_note(report: Mapping[str, Any]) -> str:
+    """Whether the graph of a decoder has a cache, as a sentence after others."""
+    return f" {CACHE[report['cache']]}" if is_decoder(report) else ""
 
 
 def heads(report: Mapping[str, Any]) -> list[str]:
