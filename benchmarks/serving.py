@@ -37,9 +37,10 @@ from snnk.experiments.compression import Batch, States, quality, states_of, vect
 from snnk.experiments.lab.records import Results
 from snnk.hf import compress
 from snnk.hf.compression.agreement import compare
+from snnk.hf.compression.opening import open_source
 from snnk.hf.compression.outputs import VECTORS, Outputs
 from snnk.hf.serve import graphs
-from snnk.hf.serve.exporting import open_source, read_inputs
+from snnk.hf.serve.exporting import read_inputs
 from snnk.hf.serve.forms import FORMS, check_form, write_form
 from snnk.hf.serve.latency import SPREAD, measure
 
@@ -80,7 +81,7 @@ def contenders(name: str, keep: float, folder: Path, texts: Path, work: Path, th
     small = int8(copy.deepcopy(model))
     for precision, network in (("float32", model), ("int8", small)):
         yield Contender(name, keep, "torch", precision, states_of(network), size_of(network)[1])
-    source = open_source(str(folder), lambda text: None)
+    source = open_source(str(folder), work, lambda text: None)
     inputs = read_inputs(source, texts, {"column": None, "max_length": 128, "seed": 0})
     for form, (to, mode) in FORMS.items():
         try:

@@ -54,6 +54,6 @@ def command(
     columns = {str(i): figures.described(part) for i, part in enumerate(held)}
     lines = [{"what": line.name, **dict(zip(columns, line.values, strict=True))} for line in figures.lines(held)]
     show_table("agreement with PyTorch, held out", {"what": "", **columns}, lines)
-    if using.is_decoder(found):
-        say(using.CACHE[found["cache"]])
+    if note := using.cache_note(found):
+        say(note.strip())
     wrote(out / found["file"], out / "report.html")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from snnk.hf.calibration import HELD_OUT, load_calibration
+from snnk.hf.calibration import HELD_OUT, Calibration, load_calibration
 from snnk.hf.compression.causal import is_causal
 from snnk.hf.compression.outputs import MEAN, POOLINGS, Outputs, probe
 from snnk.hf.compression.settings import TIMED, export_settings
@@ -29,8 +29,8 @@ MORE_TOKENS = 450_000  # for the distillation, beside those of the fit
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A model in memory, and what was asked for.
+class Source:
+    """A model in memory, with the folder that it comes from.
 
     Args:
         name: of the model, for reports.
@@ -39,7 +39,6 @@ class Opened:
         sentences: whether sentence-transformers loads the folder.
         network: the model.
         processor: its tokenizer or image processor.
-        settings: options of `compress`, with those that follow from the model.
     """
 
     name: str
@@ -48,6 +47,18 @@ class Opened:
     sentences: bool
     network: PreTrainedModel
     processor: Any
+
+    @property
+    def pairs(self) -> bool:
+        """Whether the model reads pairs of texts."""
+        network = self.network
+        return is_classifier(network) and (reads_pairs(network.config) or is_cross_encoder(self.folder))
+
+
+@dataclass(frozen=True)
+class Opened(Source):
+    """The same with what was asked for: options of `compress`, with those that follow from the model."""
+
     settings: dict[str, Any]
 
 
@@ -57,14 +68,12 @@ class Prepared(Opened):
 
     Args:
         inputs: those to fit to, to distil with, and to measure on.
-        pairs: whether the model reads pairs of texts.
         outputs: of the first batch.
         note: on the pooling.
         layers, away: numbers of the chosen layers that run for the inputs, and how many do not.
     """
 
     inputs: Gathered
-    pairs: bool
     outputs: Outputs
     note: str
     layers: list[int]
@@ -76,18 +85,48 @@ class Prepared(Opened):
         return self.outputs.compared + (self.note if self.outputs.pooled else "")
 
 
-def open_model(model: str, out: Path, settings: dict[str, Any], say: Callable[[str], None]) -> Opened:
-    """Load a model that is to be compressed into the folder `out`."""
+def open_source(model: str, out: Path, say: Callable[[str], None]) -> Source:
+    """Load the model of a folder, compressed or not, or of the hub, for an output in another folder."""
     folder = find_folder(model)
     if out.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"the output {out} is inside the model's folder {folder}; name a folder outside")
     inner, sentences = find_transformer(folder), (folder / "modules.json").is_file()
     network, processor = load(folder / inner, say, sentences=sentences, headless=makes_vectors(folder))
-    settings = _for_plain(network, settings, say)
-    if settings["refine"] is None:
-        settings = {**settings, "refine": 0 if is_causal(network) and settings["recover"] else REFINE}
     name = model if not Path(model).exists() else folder.resolve().name
-    return Opened(name, folder, inner, sentences, network, processor, settings)
+    return Source(name, folder, inner, sentences, network, processor)
+
+
+def open_model(model: str, out: Path, settings: dict[str, Any], say: Callable[[str], None]) -> Opened:
+    """Load a model that is to be compressed into the folder `out`."""
+    source = open_source(model, out, say)
+    settings = _for_plain(source.network, settings, say)
+    if settings["refine"] is None:
+        settings = {**settings, "refine": 0 if is_causal(source.network) and settings["recover"] else REFINE}
+    return Opened(**_fields(source), settings=settings)
+
+
+def read_given(
+    source: Source, calibration: str | Path | None, settings: Mapping[str, Any], *, more_tokens: int = 0
+) -> tuple[Calibration, int]:
+    """Read and tokenize inputs for a model; returns them with the most tokens that one of them may have."""
+    network = source.network
+    length = min(settings["max_length"], token_limit(network.config) or settings["max_length"])
+    given = load_calibration(
+        calibration,
+        source.processor,
+        column=settings["column"],
+        pairs=calibration is None and source.pairs,
+        max_length=length,
+        batch_size=CAUSAL_BATCH if is_causal(network) else BATCH,
+        held_out=HELD_OUT,
+        more_tokens=more_tokens,
+        seed=settings["seed"],
+    )
+    return given, length
+
+
+def _fields(source: Source) -> dict[str, Any]:
+    return {field.name: getattr(source, field.name) for field in fields(source)}
 
 
 def _for_plain(model: PreTrainedModel, settings: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
@@ -124,23 +163,11 @@ def load(
 
 def prepare(opened: Opened, calibration: Path | None, say: Callable[[str], None]) -> Prepared:
     """Read and tokenize the inputs, and run the model on the first batch."""
-    network, folder, settings = opened.network, opened.folder, opened.settings
-    causal = is_causal(network)
-    length = min(settings["max_length"], token_limit(network.config) or settings["max_length"])
-    pairs = is_classifier(network) and (reads_pairs(network.config) or is_cross_encoder(folder))
-    if calibration is None and is_classifier(network) and not pairs:
+    network, settings = opened.network, opened.settings
+    if calibration is None and is_classifier(network) and not opened.pairs:
         say("note: if the model classifies pairs of texts, give a file of pairs and the names of its two columns")
-    given = load_calibration(
-        calibration,
-        opened.processor,
-        column=settings["column"],
-        pairs=calibration is None and pairs,
-        max_length=length,
-        batch_size=CAUSAL_BATCH if causal else BATCH,
-        held_out=HELD_OUT,
-        more_tokens=MORE_TOKENS if settings["recover"] else 0,
-        seed=settings["seed"],
-    )
+    given, length = read_given(opened, calibration, settings, more_tokens=MORE_TOKENS if settings["recover"] else 0)
+    causal = is_causal(network)
     wide = given.kind != "images" and not causal if settings["widen"] is None else settings["widen"]
     settings = {**settings, "widen": wide}
     words = getattr(network.config.get_text_config(), "vocab_size", None)
@@ -150,7 +177,7 @@ def prepare(opened: Opened, calibration: Path | None, say: Callable[[str], None]
         parts: tuple[list[Any], ...] = inputs.batches, inputs.lessons, inputs.more, *inputs.held_out
         for part in parts:
             part[:] = [batch and {name: x[:, None] for name, x in batch.items()} for batch in part]
-    pooling, note = pooling_with_note(folder)
+    pooling, note = pooling_with_note(opened.folder)
     outputs = probe(network, inputs.batches[0], pooling)  # before any work
     if settings["serve_as"] is not None:
         chosen = export_settings(settings)
@@ -161,11 +188,9 @@ def prepare(opened: Opened, calibration: Path | None, say: Callable[[str], None]
             with tempfile.TemporaryDirectory() as place:
                 write_form(network, inputs.own[:1], Path(place), chosen["to"])
     layers, away = _reached(network, inputs.batches[0], settings)
-    known = {field.name: getattr(opened, field.name) for field in fields(opened)}
     return Prepared(
-        **{**known, "settings": settings},
+        **{**_fields(opened), "settings": settings},
         inputs=inputs,
-        pairs=pairs,
         outputs=outputs,
         note=note,
         layers=layers,

@@ -226,10 +226,13 @@ def _compress(
     progress: Progress,
 ) -> dict[str, Any]:
     opened = open_model(model, out, settings, say)
-    known = stored_timings(checkpoint_of(out)) if any(settings[name] is not None for name in TIMED) else None
-    # before any data are read, as the model or the plan may be refused
-    plan, timings = first_plan(opened, progress, known)
-    return fit_and_write(prepare(opened, calibration, say), plan, out, say, progress, timings=timings)
+    if any(settings[name] is not None for name in TIMED):  # times take minutes to measure, and data may be refused
+        prepared = prepare(opened, calibration, say)
+        plan, timings = first_plan(prepared, progress, stored_timings(checkpoint_of(out)))
+    else:  # the model or the plan may be refused, and data take longer to read
+        plan, timings = first_plan(opened, progress)
+        prepared = prepare(opened, calibration, say)
+    return fit_and_write(prepared, plan, out, say, progress, timings=timings)
 
 
 def first_plan(

@@ -33,7 +33,6 @@ from snnk.hf.replace import LOW_RANK
 BYTES = {"": 1.0, "B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9}
 SECONDS = {"": 1.0, "S": 1.0, "MS": 1e-3, "US": 1e-6}
 A_SIZE = "target_size must be like '200MB' or a positive number of bytes"
-A_TIME = "target_latency must be like '3ms' or a positive number of seconds"
 BLOCKS = ("all", "ffn", "attention")
 Choices = dict[str, list[Option]]  # by the name of a block: what it could become, with the damage
 
@@ -123,7 +122,7 @@ def plan(
         budget = _parameters(model, chosen, keep, target_size)
     else:
         factor = _factor(target_speedup) if target_latency is None else None
-        seconds = None if target_latency is None else _quantity(target_latency, SECONDS, A_TIME)
+        seconds = None if target_latency is None else seconds_of(target_latency)
         timings = timings or measure_times(
             model, in_memory(chosen), kind=kind, tokens=tokens, runtime=runtime, progress=progress
         )
@@ -332,6 +331,16 @@ def _factor(speedup: Any) -> float:
     if not _checks.is_number(speedup) or not 1 < speedup < float("inf"):
         raise ValueError(f"target_speedup must be a number above 1; got {speedup!r}")
     return float(speedup)
+
+
+def seconds_of(latency: str | float) -> float:
+    """A time in seconds.
+
+    Example:
+        >>> seconds_of("3ms")
+        0.003
+    """
+    return _quantity(latency, SECONDS, "target_latency must be like '3ms' or a positive number of seconds")
 
 
 def _quantity(value: Any, units: Mapping[str, float], expected: str) -> float:

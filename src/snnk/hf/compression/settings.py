@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from snnk import _checks
-from snnk.hf.compression.planning import BLOCKS
+from snnk.hf.compression.planning import BLOCKS, seconds_of
 from snnk.hf.compression.timing import TOKENS
 from snnk.hf.finding import parse_layers
 from snnk.hf.serve import served
@@ -43,6 +43,8 @@ def check_settings(settings: dict[str, Any], calibration: Path | None) -> None:
     for name in ("target_speedup", "max_error", "recover_minutes"):
         if settings[name] is not None:
             _checks.positive(settings[name], name)
+    if settings["target_latency"] is not None:
+        seconds_of(settings["target_latency"])
     parse_layers(settings["layers"])
     if settings["serve_as"] is not None:
         export_settings(settings)

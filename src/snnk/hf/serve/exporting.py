@@ -7,8 +7,7 @@ model in PyTorch. The output folder appears only if the loss of every stage is w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -16,54 +15,15 @@ from transformers import PreTrainedModel
 from snnk import _io
 from snnk._environment import environment
 from snnk.hf import doubts
-from snnk.hf.calibration import HELD_OUT, Calibration, load_calibration
-from snnk.hf.compression.causal import is_causal
-from snnk.hf.compression.opening import BATCH, CAUSAL_BATCH, is_classifier, load, pooling_with_note
-from snnk.hf.compression.outputs import MEAN, probe
-from snnk.hf.folders import copy_others, find_folder, find_transformer, is_cross_encoder, makes_vectors
-from snnk.hf.models import quiet, reads_pairs, token_limit, without_place
+from snnk.hf.compression.opening import Source, open_source, pooling_with_note, read_given
+from snnk.hf.compression.outputs import probe
+from snnk.hf.folders import copy_others
+from snnk.hf.models import quiet, without_place
 from snnk.hf.serve import report as pages
 from snnk.hf.serve.served import MAX_LOSS, check_settings, make_graphs
 from snnk.hf.widening import Gathered, gather
 
 OWN = ("plan.json", "report.json", "report.html")  # files of `snnk compress` that do not describe a graph
-
-
-@dataclass(frozen=True)
-class Source:
-    """A model in memory, with what an export needs of its folder.
-
-    Args:
-        name: for reports.
-        folder: its files; those beside the weights are copied.
-        inner: place of the transformer in the folder.
-        network: the model, on the processor.
-        processor: its tokenizer or image processor.
-        sentences: whether sentence-transformers loads the folder.
-        pairs: whether it reads pairs of texts.
-        pooling: of hidden states, by the names of `POOLINGS`.
-        note: on the pooling, for the report.
-    """
-
-    name: str
-    folder: Path
-    inner: PurePosixPath
-    network: PreTrainedModel
-    processor: Any
-    sentences: bool
-    pairs: bool
-    pooling: tuple[str, ...] = (MEAN,)
-    note: str = ""
-
-
-def open_source(model: str, say: Callable[[str], None]) -> Source:
-    """Load the model of a folder, compressed or not, or of the hub."""
-    folder = find_folder(model)
-    inner, sentences = find_transformer(folder), (folder / "modules.json").is_file()
-    network, processor = load(folder / inner, say, sentences=sentences, headless=makes_vectors(folder))
-    pairs = is_classifier(network) and (reads_pairs(network.config) or is_cross_encoder(folder))
-    name = model if not Path(model).exists() else folder.resolve().name
-    return Source(name, folder, inner, network, processor, sentences, pairs, *pooling_with_note(folder))
 
 
 @quiet()
@@ -131,24 +91,22 @@ def export(
         raise FileNotFoundError(f"no calibration file or folder {calibration}")
     with _io.locked_output(out):
         _io.check_out(out)
-        source = open_source(str(model), say)
-        if out.resolve().is_relative_to(source.folder.resolve()):
-            raise ValueError(f"the output {out} is inside the model's folder {source.folder}; name a folder outside")
-        return export_source(source, calibration, out, settings, say)
+        source = open_source(str(model), out, say)
+        return _export(source, calibration, out, settings, say)
 
 
-def export_source(
+def _export(
     source: Source,
     calibration: str | Path | None,
     out: Path,
     settings: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Export a model that is in memory. Whoever reads another kind of folder makes a `Source` and calls this."""
     network = source.network
     inputs = read_inputs(source, calibration, settings)
     say(f"inputs: {inputs.given}")
-    outputs = probe(network, inputs.batches[0], source.pooling)
+    pooling, note = pooling_with_note(source.folder)
+    outputs = probe(network, inputs.batches[0], pooling)
     with _io.new_folder(out) as temporary:
         card = copy_others(source.folder, source.inner, temporary)
         for name in OWN:
@@ -158,7 +116,7 @@ def export_source(
             inputs,
             temporary / source.inner,
             settings,
-            pooling=source.pooling,
+            pooling=pooling,
             say=say,
         )
         save_config(network, temporary / source.inner)
@@ -172,7 +130,7 @@ def export_source(
             "sentence_transformers": source.sentences,
             **made,
             "file": str(source.inner / made["file"]),
-            "compared": outputs.compared + (source.note if outputs.pooled else ""),
+            "compared": outputs.compared + (note if outputs.pooled else ""),
             "calibration": {
                 "file": inputs.given.source,
                 "kind": inputs.given.kind,
@@ -201,16 +159,5 @@ def save_config(network: PreTrainedModel, folder: Path) -> None:
 
 def read_inputs(source: Source, calibration: str | Path | None, settings: Mapping[str, Any]) -> Gathered:
     """The inputs of an export: those for the scales of int8, and those that it is measured on."""
-    network = source.network
-    length = min(settings["max_length"], token_limit(network.config) or settings["max_length"])
-    given: Calibration = load_calibration(
-        calibration,
-        source.processor,
-        column=settings["column"],
-        pairs=calibration is None and source.pairs,
-        max_length=length,
-        batch_size=CAUSAL_BATCH if is_causal(network) else BATCH,
-        held_out=HELD_OUT,
-        seed=settings["seed"],
-    )
+    given, length = read_given(source, calibration, settings)
     return gather(given, source.processor, max_length=length, wide=False, seed=settings["seed"])

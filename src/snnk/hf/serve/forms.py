@@ -52,7 +52,7 @@ def write_form(network: PreTrainedModel, batches: Iterable[Batch], folder: Path,
     to, int8 = FORMS[form]
     inputs = list(islice(graphs.each(batches), quantizing.MOST))
     network = network if network.dtype == torch.float32 else copy.deepcopy(network).float()
-    path = graphs.write_graph(network, inputs[0], folder, to)
+    path, _ = graphs.write_graph(network, inputs[0], folder, to)
     if int8 is not None:
         quantizing.quantize_(path, to, int8, inputs)
     return path

@@ -78,10 +78,10 @@ def output_names(model: PreTrainedModel, batch: Batch) -> tuple[str, ...]:
     return logits or (STATES,)
 
 
-def write_onnx(model: PreTrainedModel, batch: Batch, path: Path) -> None:
+def write_onnx(model: PreTrainedModel, batch: Batch, path: Path) -> str | None:
     """Write a model in float32 as an ONNX file; a ValueError names the module that cannot be exported.
 
-    A decoder has its cache among inputs and outputs, unless the exporter cannot write it.
+    A decoder has its cache among inputs and outputs. Returns the reason if the cache of a decoder cannot be written.
 
     Args:
         model: on the processor.
@@ -95,30 +95,33 @@ def write_onnx(model: PreTrainedModel, batch: Batch, path: Path) -> None:
     if "attention_mask" in inputs:
         inputs["attention_mask"][0, -1] = 0
     outputs = output_names(model, inputs)
+    written, reason = None, None
     with counting_mode(model), silenced(), _eager(model):
+        if is_causal(model):
+            try:
+                written = _with_cache(model, inputs, outputs)
+            except Exception as error:  # of many types; a model that cannot be exported at all fails again below
+                reason = _first_line(error)
         try:
-            written = _with_cache(model, inputs, outputs) if is_causal(model) else None
             written = written or _export(model, inputs, outputs, {})
         except Exception as error:  # torch.export and the exporter raise errors of many types
             raise ValueError(_refusal(model, error)) from error
         weights = sum(p.nbytes for p in model.parameters())
         written.save(path, external_data=weights > 2**30)
     _tidy(onnx, path)
+    return reason
 
 
 def _with_cache(model: PreTrainedModel, inputs: Batch, outputs: Sequence[str]) -> Any:
-    """The graph of a decoder that reads some tokens after others; None if there is none."""
-    try:
-        past = example_cache(model, inputs)
-        given = {
-            "input_ids": inputs["input_ids"][:, 2:].contiguous(),
-            "attention_mask": torch.ones(SIZES[0], 2 * SIZES[1] - 2, dtype=torch.int64),
-        }
-        if takes_positions(model, inputs):
-            given[POSITIONS] = (torch.arange(SIZES[1] - 2) + SIZES[1]).expand(SIZES[0], -1).contiguous()
-        return _export(model, given, outputs, past)
-    except Exception:  # of many types; a model that cannot be exported at all has its error without a cache, too
-        return None
+    """The graph of a decoder that reads some tokens after others."""
+    past = example_cache(model, inputs)
+    given = {
+        "input_ids": inputs["input_ids"][:, 2:].contiguous(),
+        "attention_mask": torch.ones(SIZES[0], 2 * SIZES[1] - 2, dtype=torch.int64),
+    }
+    if takes_positions(model, inputs):
+        given[POSITIONS] = (torch.arange(SIZES[1] - 2) + SIZES[1]).expand(SIZES[0], -1).contiguous()
+    return _export(model, given, outputs, past)
 
 
 def _export(model: PreTrainedModel, inputs: Batch, outputs: Sequence[str], past: Batch) -> Any:
@@ -142,15 +145,18 @@ def write_openvino(onnx_file: Path, path: Path) -> None:
     openvino.save_model(openvino.Core().read_model(onnx_file), path, compress_to_fp16=False)
 
 
-def write_graph(model: PreTrainedModel, batch: Batch, folder: Path, to: str) -> Path:
-    """Write a model in float32 into a folder, as a graph of either format; returns the file to open."""
+def write_graph(model: PreTrainedModel, batch: Batch, folder: Path, to: str) -> tuple[Path, str | None]:
+    """Write a model in float32 into a folder, as a graph of either format.
+
+    Returns the file to open, and the reason if the cache of a decoder is left out.
+    """
     path, graph = folder / FILES[to], folder / FILES["onnx"]
-    write_onnx(model, batch, graph)
+    reason = write_onnx(model, batch, graph)
     if to == "openvino":
         write_openvino(graph, path)
         graph.unlink()
         graph.with_name(f"{graph.name}.data").unlink(missing_ok=True)
-    return path
+    return path, reason
 
 
 def open_onnx(path: Path, *, threads: int | None = None) -> Session:
@@ -296,12 +302,16 @@ def _refusal(model: PreTrainedModel, error: Exception) -> str:
     found = re.search(r"target=torch\.ops\.([\w.]+)", chain)
     where = f"in {place} ({type(model.get_submodule(place)).__name__})" if place else ""
     node = f"at the operator {found[1]}" if found else ""
-    first = next((line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__)
     return (
-        f"{type(model).__name__} cannot be exported: {' '.join(filter(None, (where, node)))}: {first.strip()[:300]}; "
+        f"{type(model).__name__} cannot be exported: {' '.join(filter(None, (where, node)))}: {_first_line(error)}; "
         "the code of this module depends on values of the inputs or uses an operator without a counterpart: serve the "
         "model with PyTorch, or change this module"
     )
+
+
+def _first_line(error: Exception) -> str:
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)[:300]
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def make_graphs(
     network = network.float()
     original = None if original is None else original.float()
     names = graphs.input_names(network, inputs.own[0])
-    path = graphs.write_graph(network, inputs.own[0], place, to)
+    path, no_cache = graphs.write_graph(network, inputs.own[0], place, to)
     exact = graphs.open_graph(path, to, exact=True)
     checked = [graphs.alone(inputs.own[0]), *(batch for held in inputs.held_out for batch in held[-CHECKED:])]
     difference = graphs.check_same(network, exact, checked)
@@ -137,6 +137,7 @@ def make_graphs(
         "inputs": list(exact.inputs),
         "outputs": list(exact.outputs),
         "cache": bool(exact.sizes),
+        "no_cache": no_cache,
         "difference": difference,
         "tolerance": graphs.TOLERANCE,
         "stages": stages,

@@ -57,8 +57,10 @@ def shortened(names: Iterable[str]) -> str:
 
 
 def cache_note(report: Mapping[str, Any]) -> str:
-    """Whether the graph of a decoder has a cache, as a sentence after others."""
-    return f" {CACHE[report['cache']]}" if is_decoder(report) else ""
+    """Whether the graph of a decoder has a cache, and otherwise why, as sentences after others."""
+    if not is_decoder(report):
+        return ""
+    return f" {CACHE[report['cache']]}" + (f" The reason: {report['no_cache']}." if report["no_cache"] else "")
 
 
 def heads(report: Mapping[str, Any]) -> list[str]:
