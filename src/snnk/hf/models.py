@@ -411,6 +411,30 @@ def place(batch: Batch, model: nn.Module) -> dict[str, Any]:
     return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
 
 
+def has_bfloat16(device: str) -> bool:
+    """Whether the device has instructions for products in bfloat16; without them they are slower than in float32."""
+    if device == "cuda":
+        return torch.cuda.is_bf16_supported()
+    if device != "cpu" or torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "NO AVX", "AVX2"):
+        return False  # ATEN_CPU_CAPABILITY may name fewer instructions than the processor has
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, bool)() for name in names)
+
+
+@contextmanager
+def eager_attention(model: Any) -> Iterator[None]:
+    """Attention as products of matrices and a softmax.
+
+    Exporters write it so, and on processors the backward pass of fused attention in bfloat16 is slow.
+    """
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
     """A model, or a part of one, in float32; afterwards in its own dtype.

@@ -177,8 +177,8 @@ def test_generation_with_a_cache_after_compression():
 
 
 @pytest.mark.parametrize("short", [True, False])
-def test_recovery_of_a_decoder_in_bfloat16_where_that_is_fast(monkeypatch, short):
-    monkeypatch.setattr(distance, "_has_bfloat16", lambda device: short)
+def test_recovery_in_bfloat16_where_that_is_fast(monkeypatch, short):
+    monkeypatch.setattr(distance, "has_bfloat16", lambda device: short)
     model, dtypes = make("LlamaForCausalLM", initializer_range=0.3), set()
     original = copy.deepcopy(model)
     model.lm_head.register_forward_hook(lambda _, args, out: dtypes.add(out.dtype) if torch.is_grad_enabled() else None)

@@ -10,27 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from snnk.hf.compression.causal import is_causal
 from snnk.hf.compression.outputs import Read, read
-from snnk.hf.models import Batch
+from snnk.hf.models import Batch, has_bfloat16
 
 
 def read_fast(model: PreTrainedModel, batch: Batch) -> Read:
-    """The outputs of a model; products of matrices in a decoder are in bfloat16 where that is faster.
+    """The outputs of a model; products of matrices of a model in float32 are in bfloat16 where that is faster.
 
-    Parameters, residual streams, distances and Adam stay in float32. An encoder of short texts would gain little.
+    Parameters, residual streams, distances and Adam stay in float32.
     """
-    device = next(model.parameters()).device.type
-    with torch.autocast(device, torch.bfloat16, enabled=is_causal(model) and _has_bfloat16(device)):
+    device, whole = next(model.parameters()).device.type, model.dtype == torch.float32
+    with torch.autocast(device, torch.bfloat16, enabled=whole and has_bfloat16(device)):
         return read(model, batch)
-
-
-def _has_bfloat16(device: str) -> bool:
-    """Whether the device has instructions for products in bfloat16; without them they are slower than in float32."""
-    if device == "cuda":
-        return torch.cuda.is_bf16_supported()
-    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported") if device == "cpu" else ()
-    return any(getattr(torch.cpu, name, bool)() for name in names)
 
 
 class Targets:

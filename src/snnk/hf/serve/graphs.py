@@ -26,7 +26,7 @@ from snnk import _checks
 from snnk.hf.compression.causal import is_causal
 from snnk.hf.cost import counting_mode
 from snnk.hf.folders import some
-from snnk.hf.models import Batch, example_inputs
+from snnk.hf.models import Batch, eager_attention, example_inputs
 from snnk.hf.serve.sessions import PAST, POSITIONS, PRESENT, Session, Traced, example_cache, takes_positions
 
 TOLERANCE = 1e-4  # difference to PyTorch of an exported model in float32, over the largest value of the output
@@ -96,7 +96,7 @@ def write_onnx(model: PreTrainedModel, batch: Batch, path: Path) -> str | None:
         inputs["attention_mask"][0, -1] = 0
     outputs = output_names(model, inputs)
     written, reason = None, None
-    with counting_mode(model), silenced(), _eager(model):
+    with counting_mode(model), silenced(), eager_attention(model):
         if is_causal(model):
             try:
                 written = _with_cache(model, inputs, outputs)
@@ -312,17 +312,6 @@ def _refusal(model: PreTrainedModel, error: Exception) -> str:
 def _first_line(error: Exception) -> str:
     lines = (line.strip() for line in str(error).splitlines())
     return next(filter(None, lines), type(error).__name__)[:300]
-
-
-@contextmanager
-def _eager(model: PreTrainedModel) -> Iterator[None]:
-    """Attention as matrix products and a softmax, which both runtimes fuse best."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 @contextmanager
