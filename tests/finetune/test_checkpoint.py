@@ -154,6 +154,7 @@ def test_the_key_of_a_run_has_its_rows_and_labels(tmp_path):
         return _key(
             config,
             METHODS["linear-probe"],
+            TrainingSettings(),
             Inputs(data, data, None, Labels(("a", "b")), (), {}),
             [total for p in (model or linear).parameters() for total in bits(p)],
         )

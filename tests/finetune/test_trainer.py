@@ -128,7 +128,7 @@ rank = "0" if child else "1"
 os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}  # as torchrun does
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
 finetune(FinetuneConfig(root + "/quiet", out, "snnk-relu", train=root + "/train.tsv", test=root + "/test.tsv",
-                        epochs=2, batch_size=50, pooling="mean"))
+                        bf16=False, epochs=2, batch_size=50, pooling="mean"))
 torch.distributed.destroy_process_group()
 if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

@@ -49,7 +49,8 @@ def save(kind, folder, **options):
 
 def make_config(root, out, **options):
     files = {"train": str(root / "train.tsv"), "test": str(root / "test.tsv")}
-    options = {"method": "linear-probe", "epochs": 2, "batch_size": 32, "pooling": "mean", **options}
+    # in float32, whatever the processor has
+    options = {"method": "linear-probe", "epochs": 2, "batch_size": 32, "pooling": "mean", "bf16": False, **options}
     return FinetuneConfig(model=str(root / "bert"), out=str(out), **{**files, **options})
 
 

@@ -73,7 +73,16 @@ def command(
     ] = None,
     max_length: _options.MaxLength = 128,
     limit_train: Annotated[int | None, typer.Option(help="Number of training rows to use, drawn at random.")] = None,
-    bf16: Annotated[bool, typer.Option("--bf16", help="Compute in bfloat16.")] = False,
+    dropout: Annotated[
+        bool | None,
+        typer.Option("--dropout/--no-dropout", help=f"Dropout of the base model while adapters are trained. {OWN}"),
+    ] = None,
+    bf16: Annotated[
+        bool | None,
+        typer.Option(
+            "--bf16/--no-bf16", help="Compute in bfloat16. Default: if the processor has instructions for it."
+        ),
+    ] = None,
     seed: _options.Seed = 0,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the checkpoint of a run that was stopped.")

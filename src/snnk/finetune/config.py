@@ -33,7 +33,8 @@ class FinetuneConfig:
         classifier_start: "closed-form" on the frozen features, or "random".
         max_length: tokens per row; tokenizer and model may allow fewer.
         limit_train: use only this many rows of train, drawn at random.
-        learning_rate, batch_size, epochs, max_steps, weight_decay, schedule, bf16, seed: see `TrainingSettings`.
+        learning_rate, batch_size, epochs, max_steps, weight_decay, schedule, dropout, seed: see `TrainingSettings`.
+        bf16: compute in bfloat16. Default: if the processor has instructions for it.
 
     Example:
         >>> config = FinetuneConfig("bert-base-uncased", "tuned", train="train.tsv", method="lora", epochs=3)
@@ -65,7 +66,8 @@ class FinetuneConfig:
     max_steps: int | None = None
     weight_decay: float | None = None
     schedule: str | None = None
-    bf16: bool = False
+    dropout: bool | None = None
+    bf16: bool | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -102,5 +104,7 @@ class FinetuneConfig:
         """The method's settings for such data, and the options of this configuration in place of its defaults."""
         method = METHODS[self.method]
         chosen = {**method.settings, **(method.large if large else {}), **(method.images if images else {})}
+        if method.head_only:
+            chosen["dropout"] = False
         chosen |= {f.name: v for f in fields(TrainingSettings) if (v := getattr(self, f.name, None)) is not None}
         return TrainingSettings(**chosen)

@@ -70,6 +70,8 @@ class Method:
         settings: what differs from the defaults of `TrainingSettings`.
         images, large: what differs further for images and for large data sets.
         own_pooler: whether the method replaces the model's pooler, which must then be in use.
+        head_only: whether everything that is trained is behind the base model, or its pooler. The base model is then
+            run once.
         closed_form: whether the start of the classifier is fitted to all rows that closed forms may use, instead of
             the smaller number that is enough for a start. For heads on many features.
     """
@@ -83,6 +85,7 @@ class Method:
     images: dict[str, Any] = field(default_factory=dict)
     large: dict[str, Any] = field(default_factory=dict)
     own_pooler: bool = False
+    head_only: bool = False
     closed_form: bool = False
 
 
@@ -300,6 +303,7 @@ METHODS: dict[str, Method] = {
         settings={"weight_decay": 1e-4, "warmup": 0.0},
         images={"warmup": 0.01},
         own_pooler=True,
+        head_only=True,
     ),
     "bundled": Method(
         "pooler and classifier as one matrix on frozen features",
@@ -308,6 +312,7 @@ METHODS: dict[str, Method] = {
         features=1024,
         settings={"optimizer": "adam", "warmup": 0.0},
         own_pooler=True,
+        head_only=True,
         closed_form=True,
     ),
     "uptrain": Method(
@@ -329,7 +334,7 @@ METHODS: dict[str, Method] = {
     ),
     "bitfit": Method("biases only", wrap=bitfit),
     "ia3": Method("scales of keys, values and feed-forward blocks", wrap=ia3, settings={"learning_rate": 3e-3}),
-    "linear-probe": Method("the classifier only", wrap=linear_probe),
+    "linear-probe": Method("the classifier only", wrap=linear_probe, head_only=True),
     "full": Method(
         "all parameters",
         wrap=full,

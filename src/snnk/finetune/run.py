@@ -28,12 +28,14 @@ from snnk.finetune.data import Data
 from snnk.finetune.inputs import PARTS, Inputs, is_images, read
 from snnk.finetune.loading import FORMAT, bits, fingerprint, load_base, mark_pairs, place_from, set_padding
 from snnk.finetune.methods import METHODS, Method, Setup, nothing
+from snnk.finetune.settings import TrainingSettings
 from snnk.finetune.trainer import Progress, Trained, evaluate, peak_memory, train
+from snnk.finetune.trunk import run_trunk, without_trunk
 from snnk.hf.classify.heads import fit_classifier_
 from snnk.hf.classify.mean import MeanPooled
 from snnk.hf.classify.poolers import HeadReport
 from snnk.hf.folders import find_folder, find_transformer
-from snnk.hf.models import load_processor, quiet
+from snnk.hf.models import has_bfloat16, load_processor, quiet
 
 LARGE = 50_000  # rows from which on a data set is large, for the settings of a method
 FIT_ROWS = 20_000  # most rows for a closed form
@@ -107,6 +109,8 @@ def _finetune(
     )
     large = len(inputs.train) >= LARGE or bool(inputs.described.get("large"))
     method, settings = method or METHODS[config.method], config.settings(images=images, large=large)
+    if config.bf16 is None and not method.head_only:  # a head is too small to gain by it
+        settings = replace(settings, bf16=has_bfloat16("cuda" if torch.cuda.is_available() else "cpu"))
     features = config.num_features or method.features or 0
     storage: dict[str, Any] = {}
 
@@ -114,42 +118,49 @@ def _finetune(
         say(str(found))
         storage.update(asdict(found), mbit={name: found.mbit(n) for name, n in asdict(found).items() if name != "bits"})
 
-    with torch.random.fork_rng():
-        torch.manual_seed(config.seed)  # transformers draws new classifiers from the global generator
-        loaded, drawn = load_base(config, inputs.labels.names, images, say)
-        base, weights = loaded.model, fingerprint(loaded)
-        start_bits = [total for p in base.parameters() for total in bits(p)]
-        if not images:
-            set_padding(base, processor)
-        setup = Setup(
-            features,
-            config.seed,
-            images,
-            config.model,
-            lambda rows=FIT_ROWS: _some(inputs.train, config.seed, rows),
-            config.layers,
-            report,
-            drawn,
+    with ExitStack() as cut:
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)  # transformers draws new classifiers from the global generator
+            loaded, drawn = load_base(config, inputs.labels.names, images, say)
+            base, weights = loaded.model, fingerprint(loaded)
+            start_bits = [total for p in base.parameters() for total in bits(p)]
+            if not images:
+                set_padding(base, processor)
+            rows, validation = inputs.train, inputs.validation
+            setup = Setup(
+                features,
+                config.seed,
+                images,
+                config.model,
+                lambda count=FIT_ROWS: _some(rows, config.seed, count),
+                config.layers,
+                report,
+                drawn,
+            )
+            base = method.edit(base, setup)
+            if method.head_only and not settings.dropout and os.environ.get("WORLD_SIZE", "1") == "1":
+                say("running the base model once over all rows")
+                if (seen := run_trunk(base, rows, validation)) is not None:
+                    rows, validation = seen
+                    cut.enter_context(without_trunk(base))
+            start = _start(base, method, setup, config, say)
+            model: Any = method.wrap(base, setup)
+        counts = {
+            "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
+            "total": sum(p.numel() for p in model.parameters()),
+        }
+        say(f"{config.method}: {counts['trained']:,} of {counts['total']:,} parameters are trained")
+        found = train(
+            model,
+            rows,
+            validation,
+            settings,
+            metrics=inputs.metrics,
+            checkpoint=checkpoint,
+            resume=resume,
+            key=_key(config, method, settings, inputs, start_bits),
+            progress=progress,
         )
-        base = method.edit(base, setup)
-        start = _start(base, method, setup, config, say)
-        model: Any = method.wrap(base, setup)
-    counts = {
-        "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "total": sum(p.numel() for p in model.parameters()),
-    }
-    say(f"{config.method}: {counts['trained']:,} of {counts['total']:,} parameters are trained")
-    found = train(
-        model,
-        inputs.train,
-        inputs.validation,
-        settings,
-        metrics=inputs.metrics,
-        checkpoint=checkpoint,
-        resume=resume,
-        key=_key(config, method, inputs, start_bits),
-        progress=progress,
-    )
     if not found.main:
         return FinetuneResult(out, model, processor, {}, main=False)
     best = {k: v for k, v in found.history[found.best].items() if k not in ("epoch", "step", "train_loss")}
@@ -159,7 +170,7 @@ def _finetune(
     if method.finish is not nothing:  # merging and bundling are exact up to rounding, which the metrics show
         scores["validation"] = evaluate(model, inputs.validation, inputs.metrics, settings.batch_size)
         finish = {"validation_before": best, "validation_after": scores["validation"]}
-    elif config.bf16:  # training evaluates in bfloat16, the test and users of the saved model in float32
+    elif settings.bf16:  # training evaluates in bfloat16, the test and users of the saved model in float32
         scores["validation"] = evaluate(model, inputs.validation, inputs.metrics, settings.batch_size)
     if inputs.test is not None:
         scores["test"] = evaluate(model, inputs.test, inputs.metrics, settings.batch_size)
@@ -237,9 +248,9 @@ def _start(
     }
 
 
-def _key(config: FinetuneConfig, method: Method, inputs: Inputs, loaded: list[int]) -> str:
+def _key(config: FinetuneConfig, method: Method, settings: TrainingSettings, inputs: Inputs, loaded: list[int]) -> str:
     """Hash of everything that the result depends on: options, weights of the model, labels and rows."""
-    options = {**asdict(replace(config, out="")), "summary": method.summary, "loaded": loaded}
+    options = {**asdict(replace(config, out="")), "summary": method.summary, "loaded": loaded, "bf16": settings.bf16}
     digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
     for data in (inputs.train, inputs.validation):
         digest.update(data.labels.numpy().tobytes())

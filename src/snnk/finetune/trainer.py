@@ -16,7 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from snnk._checkpoint import (
 from snnk.finetune.data import Data
 from snnk.finetune.scores import CLASSIFICATION, REGRESSION, score
 from snnk.finetune.settings import OPTIMIZERS, TrainingSettings
+from snnk.hf.models import eager_attention
 
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # endings of buffers that training changes
 SAVED: dict[str, Check] = {  # fields of Trained in a checkpoint
@@ -131,7 +132,7 @@ def train(
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()  # it would include an earlier run
     plain = copy.deepcopy(model) if sharded else model
-    with _seeded(settings.seed):
+    with _seeded(settings.seed), _fast_attention(model, settings, accelerator.device.type):
         run = _Run(accelerator, model, data, validation, settings, metrics, None if sharded else checkpoint, key)
         try:
             if resume:
@@ -203,7 +204,7 @@ class _Run:
                 batches = self.data.epoch(self.settings.batch_size, self.settings.seed, epoch)
                 if first == 0:
                     self.loss_sum = 0.0
-                self.model.train()
+                self.training_mode()
                 for indices in batches[first : first + self.total - done.steps]:
                     before = time.perf_counter()
                     loss = self.step(indices)
@@ -222,6 +223,11 @@ class _Run:
                 if stop:
                     raise KeyboardInterrupt
         self.put(self.best if self.validation is not None else self.snapshot())
+
+    def training_mode(self) -> None:
+        self.model.train()
+        if not self.settings.dropout:
+            base_of(self.accelerator.unwrap_model(self.model)).eval()
 
     def step(self, indices: Sequence[int]) -> float:
         """One step on a global batch, of which this process takes its share of the rows."""
@@ -322,6 +328,18 @@ def evaluate(
     if not logits.isfinite().all():
         raise Diverged("the outputs of the model are not finite; try a lower learning rate, or no bf16")
     return score(logits, data.labels, metrics)
+
+
+def base_of(model: Any) -> Any:
+    """The part of a classifier in front of its head, with its adapters, if any."""
+    whole = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return getattr(whole, "base_model", whole)
+
+
+def _fast_attention(model: Any, settings: TrainingSettings, device: str) -> AbstractContextManager[None]:
+    """Attention with a backward pass that is fast in bfloat16 on processors; on other devices as it is."""
+    fused = settings.bf16 and device == "cpu" and hasattr(model, "set_attn_implementation")
+    return eager_attention(model) if fused else nullcontext()
 
 
 def make_accelerator(bf16: bool) -> Any:

@@ -68,7 +68,9 @@ class ToHeads(nn.Linear):
         sizes = [h * r for h, r in zip(self.heads, self.ranks, strict=True)]
         parts = [
             F.pad(part.unflatten(-1, (h, r)), (0, self.head_size - r))
-            for part, h, r in zip(out.split(sizes, -1), self.heads, self.ranks, strict=True)
+            for part, h, r in zip(
+                out.split(sizes, -1) if len(sizes) > 1 else [out], self.heads, self.ranks, strict=True
+            )
         ]
         if self.interleaved:
             return torch.stack(parts, -2).flatten(-3)

@@ -28,6 +28,7 @@ from snnk.hf.cost import counting_mode
 from snnk.hf.folders import some
 from snnk.hf.models import Batch, eager_attention, example_inputs
 from snnk.hf.serve.sessions import PAST, POSITIONS, PRESENT, Session, Traced, example_cache, takes_positions
+from snnk.hf.serve.unpadding import drop_padding_
 
 TOLERANCE = 1e-4  # difference to PyTorch of an exported model in float32, over the largest value of the output
 SIZES = (2, 7)  # inputs and tokens of the example that is traced: different, and 1 would be taken for a constant
@@ -262,11 +263,12 @@ def example(model: PreTrainedModel, names: Sequence[str], sizes: tuple[int, int]
 
 
 def _tidy(onnx: Any, path: Path) -> None:
-    """Give the free dimensions of a graph words for names, and leave out the exporter's notes.
+    """Leave out padding and the exporter's notes, and give the free dimensions of a graph words for names.
 
     The notes have the lines of Python that each node comes from, with the paths of their files on this machine.
     """
     proto = onnx.load(path, load_external_data=False)
+    drop_padding_(proto)
     words: dict[str, str] = {}
     for node in proto.graph.input:
         past = node.name.startswith(f"{PAST}.")

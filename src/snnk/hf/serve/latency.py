@@ -1,8 +1,10 @@
 r"""The latency of things that are served, measured in turns: processor time beside wall time, and the machine.
 
-All runs take turns in being first. The seconds of the first are the median over rounds, and those of another are that
-median times the median ratio of the two within a round: both met the same load there. With n rounds and the
-interquartile range q of a run's times over their median (of its ratios, but for the first), the spread is
+All runs take turns in being first. A turn of a short run has several calls, after one that is not counted, so that its
+weights are in the caches of the processor as they are in a server that does nothing else. The seconds of the first run
+are the median over rounds, and those of another are that median times the median ratio of the two within a round: both
+met the same load there. With n rounds and the interquartile range q of a run's times over their median (of its ratios,
+but for the first), the spread is
 
     0.93 q / sqrt(n),
 
@@ -39,6 +41,7 @@ CLOCKS: dict[str, Callable[[], float]] = {
 }
 SPREAD = 0.01
 ROUNDS, SECONDS = 100, 10.0
+TURN = 0.02  # seconds of a turn at least, by several calls
 Run = Callable[[], Any]  # runs a model once on a batch, and waits for the result
 
 
@@ -145,14 +148,17 @@ def measure(
         start = time.perf_counter()
         with watch() as watched:
             names = list(runs)
-            for turn in range(-1, most):  # round -1 warms up
+            calls = {name: _calls(run) for name, run in runs.items()}  # this round warms up
+            for turn in range(most):
                 first = (turn + 1) % len(names)  # the order decides whose output finds memory that is already mapped
                 for name in names[first:] + names[:first]:
+                    if calls[name] > 1:
+                        runs[name]()
                     began = {key: read() for key, read in CLOCKS.items()}
-                    runs[name]()
-                    if turn >= 0:
-                        for key, read in CLOCKS.items():
-                            times[key][name].append(read() - began[key])
+                    for _ in range(calls[name]):
+                        runs[name]()
+                    for key, read in CLOCKS.items():
+                        times[key][name].append((read() - began[key]) / calls[name])
                 if turn + 1 < least:
                     continue
                 found = Latency(inputs, chosen, used, 0.0, times)
@@ -161,6 +167,14 @@ def measure(
         return Latency(inputs, chosen, used, watched.waited, times)
     finally:
         torch.set_num_threads(before)
+
+
+def _calls(run: Run) -> int:
+    """How often a turn calls a run: after a first call, once or for TURN seconds."""
+    run()
+    began = time.perf_counter()
+    run()
+    return max(1, math.ceil(TURN / max(time.perf_counter() - began, TURN / 1000)))
 
 
 def run_torch(model: nn.Module, batch: Batch) -> Run:

@@ -1,0 +1,126 @@
+"""Outputs of a frozen base model, computed once for every row, for methods that train what is behind it.
+
+A step on these costs what the head costs. The base model runs without dropout, as it does in use. Of its hidden states
+(tokens, d) a head reads one or two vectors, which are kept in their place: `VIEWS` has the candidates. The first view
+with which the head returns the logits of the whole model is taken, so that no architecture is named here; if there is
+none, the data stay as they are, and every step runs the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
+
+from snnk.finetune.data import Data
+from snnk.hf.models import evaluating, place
+
+BATCH = 64
+
+
+def _mean(states: Tensor, mask: Tensor) -> Tensor:
+    weights = mask.to(states.dtype)[..., None]
+    return (states * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp_min(1)
+
+
+def _last(states: Tensor, mask: Tensor) -> Tensor:
+    places = torch.arange(mask.shape[1], device=mask.device) * mask
+    return states[torch.arange(len(states)), places.argmax(1), None]
+
+
+# hidden states (n, tokens, d) and their mask (n, tokens) -> what the head reads, (n, 1 or 2, d)
+VIEWS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "first": lambda states, mask: states[:, :1],
+    "mean": _mean,
+    "last": _last,
+    "first, and mean of the others": lambda states, mask: torch.cat(
+        [states[:, :1], _mean(states[:, 1:], mask[:, 1:])], 1
+    ),
+}
+
+
+@contextmanager
+def without_trunk(model: PreTrainedModel) -> Iterator[None]:
+    """The head alone: inside, the base model returns its input, hidden states, and what its pooler makes of them."""
+    base: Any = model.base_model
+
+    def forward(*args: Any, **kwargs: Any) -> BaseModelOutputWithPoolingAndCrossAttentions:
+        given = (*args, kwargs.get("inputs_embeds"), kwargs.get("pixel_values"))
+        states = next(x for x in given if x is not None)
+        pooler = getattr(base, "pooler", None)
+        return BaseModelOutputWithPoolingAndCrossAttentions(
+            last_hidden_state=states, pooler_output=None if pooler is None else pooler(states)
+        )
+
+    base.forward = forward
+    try:
+        yield
+    finally:
+        del base.forward
+
+
+@torch.no_grad()
+def run_trunk(model: PreTrainedModel, *parts: Data) -> list[Data] | None:
+    """The data with what the head reads in place of their rows, for use inside `without_trunk`.
+
+    None if no view of the hidden states gives the logits of the whole model.
+
+    Args:
+        model: a classifier, whose base model is frozen but for its pooler.
+        parts: rows of the model's inputs.
+    """
+    found = _find_view(model, parts[0])
+    return None if found is None else [_through(model, data, VIEWS[found]) for data in parts]
+
+
+def _find_view(model: PreTrainedModel, data: Data) -> str | None:
+    """The first view that gives the logits of the whole model, on rows of many lengths; None if there is none."""
+    order = sorted(range(len(data)), key=lambda i: data.lengths[i])
+    batch = data.batch(order[:: max(1, len(order) // 8)][:8])
+    del batch["labels"]
+    with evaluating(model):
+        exact = model(**place(batch, model)).logits
+        states, mask = _states(model, batch)
+        for name, view in VIEWS.items():
+            try:
+                with without_trunk(model):
+                    logits = model(**{_entrance(model): view(states, mask)}).logits
+            except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):  # it reads other states
+                continue
+            if logits.shape == exact.shape and torch.allclose(logits, exact, rtol=1e-4, atol=1e-5):
+                return name
+    return None
+
+
+def _through(model: PreTrainedModel, data: Data, view: Callable[[Tensor, Tensor], Tensor]) -> Data:
+    rows: list[Any] = [None] * len(data)
+    with evaluating(model):
+        for indices in data.batches(BATCH):
+            batch = data.batch(indices)
+            del batch["labels"]
+            for i, row in zip(indices, view(*_states(model, batch)).cpu(), strict=True):
+                rows[i] = row
+    name = _entrance(model)
+    # lengths stay, as the batches of an epoch follow from them
+    return replace(data, rows=rows, collate=lambda part: {name: torch.stack(part)})
+
+
+def _states(model: PreTrainedModel, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The last hidden states of the base model, (n, tokens, d), and the mask of those that are no padding."""
+    base: Any = model.base_model
+    states = base(**place(batch, model)).last_hidden_state
+    mask = batch.get("attention_mask")
+    if mask is None or mask.shape != states.shape[:2]:
+        mask = torch.ones(states.shape[:2], dtype=torch.long)
+    return states, mask.to(states.device)
+
+
+def _entrance(model: PreTrainedModel) -> str:
+    """The input of the classifier that reaches the base model unchanged."""
+    return "pixel_values" if model.main_input_name == "pixel_values" else "inputs_embeds"

@@ -1,0 +1,121 @@
+"""The base model is run once where only its head is trained, and the result is that of running it in every step."""
+
+import pytest
+import torch
+import transformers as hf
+
+from snnk.finetune import finetune
+from snnk.finetune import run as running
+from snnk.finetune.data import Data, encode_texts
+from snnk.finetune.loading import set_padding
+from snnk.finetune.trunk import _find_view, run_trunk, without_trunk
+from snnk.hf.classify.mean import mean_pooling_
+
+from helpers.texts import make_tokenizer
+from helpers.tuning import TINY, make_config, make_rows
+
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+}
+LLAMA = hf.LlamaConfig(**SMALL, intermediate_size=32, vocab_size=43, num_labels=3)
+IMAGES = {**SMALL, "image_size": 8, "patch_size": 4, "num_labels": 3}
+MODELS = {
+    "bert": (hf.BertForSequenceClassification, hf.BertConfig(**TINY), "first"),
+    "roberta": (hf.RobertaForSequenceClassification, hf.RobertaConfig(**{**TINY, "pad_token_id": 0}), "first"),
+    "distilbert": (
+        hf.DistilBertForSequenceClassification,
+        hf.DistilBertConfig(vocab_size=43, dim=16, hidden_dim=32, n_layers=1, n_heads=2),
+        "first",
+    ),
+    "llama": (hf.LlamaForSequenceClassification, LLAMA, "last"),
+    "vit": (hf.ViTForImageClassification, hf.ViTConfig(**IMAGES, intermediate_size=32), "first"),
+    "dinov2": (hf.Dinov2ForImageClassification, hf.Dinov2Config(**IMAGES), "first, and mean of the others"),
+}
+
+
+def rows_of(model):
+    if model.main_input_name != "pixel_values":
+        texts, labels = make_rows(40)
+        set_padding(model, make_tokenizer())
+        return encode_texts(make_tokenizer(), texts, None, torch.tensor(labels), 64)
+    images = torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    return Data(list(images), torch.arange(40) % 3, lambda part: {"pixel_values": torch.stack(part)}, [1] * 40)
+
+
+def check(model, view):
+    data = rows_of(model)
+    assert _find_view(model.eval(), data) == view
+    (seen,) = run_trunk(model, data)
+    exact, order = {}, list(range(40))
+    for i in order:
+        batch = data.batch([i])
+        del batch["labels"]
+        exact[i] = model(**batch).logits[0]
+    batch = seen.batch(order)
+    assert torch.equal(batch.pop("labels"), data.labels)
+    with without_trunk(model):
+        found = model(**batch).logits
+    torch.testing.assert_close(found, torch.stack([exact[i] for i in order]), atol=1e-5, rtol=1e-4)
+    assert "forward" not in vars(model.base_model)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_head_alone_gives_the_logits_of_the_whole_model(name):
+    kind, config, view = MODELS[name]
+    torch.manual_seed(0)
+    with torch.no_grad():
+        check(kind(config), view)
+
+
+@pytest.mark.parametrize(("name", "view"), [("bert", "mean"), ("roberta", "first")])
+def test_the_mean_of_all_tokens(name, view):
+    """A hook puts the mean in the place of RoBERTa's first token; that of BERT takes the place of the pooler."""
+    kind, config, _ = MODELS[name]
+    torch.manual_seed(0)
+    with torch.no_grad():
+        check(mean_pooling_(kind(config)), view)
+
+
+def test_a_head_that_reads_all_tokens_has_no_view():
+    torch.manual_seed(0)
+    model = hf.BertForSequenceClassification(hf.BertConfig(**TINY)).eval()
+
+    class Largest(torch.nn.Module):
+        def forward(self, states):
+            return states.amax(1)
+
+    model.bert.pooler = Largest()
+    assert run_trunk(model, rows_of(model)) is None
+    assert "forward" not in vars(model.base_model)
+
+
+@pytest.mark.parametrize("method", ["linear-probe", "snnk-pooler", "bundled"])
+def test_the_result_is_that_of_the_whole_model_in_every_step(root, tmp_path, monkeypatch, method):
+    options = {"method": method, "epochs": 3, "pooling": "mean" if method == "linear-probe" else "model"}
+    if method != "linear-probe":
+        options["num_features"] = 8
+    found, calls = {}, []
+    layer = hf.models.bert.modeling_bert.BertLayer
+    before = layer.forward
+    monkeypatch.setattr(layer, "forward", lambda self, *a, **k: calls.append(1) or before(self, *a, **k))
+    for way in ("once", "always"):
+        if way == "always":
+            monkeypatch.setattr(running, "run_trunk", lambda *args: None)
+        calls.clear()
+        found[way] = finetune(make_config(root, tmp_path / way, **options)), len(calls)
+    (one, few), (two, many) = found["once"], found["always"]
+    for (name, a), b in zip(one.model.state_dict().items(), two.model.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3, msg=name)
+    scores = [done.metrics["scores"]["test"]["loss"] for done in (one, two)]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-3) and few < many / 1.5
+
+
+def test_dropout_of_the_base_model_needs_every_step(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "run_trunk", lambda *args: 1 / 0)
+    finetune(make_config(root, tmp_path / "out", max_steps=1, dropout=True))
+    with pytest.raises(ZeroDivisionError):
+        finetune(make_config(root, tmp_path / "other", max_steps=1))
