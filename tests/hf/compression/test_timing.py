@@ -19,7 +19,7 @@ from snnk.hf.compression.times import Time, TimedBlocks, Timings
 from snnk.hf.compression.timing import compare, measure_times, replace_as_planned
 from snnk.hf.finding import find_blocks, find_ffns
 from snnk.hf.models import example_inputs
-from snnk.hf.serve import forms, graphs
+from snnk.hf.serve import forms, graphs, latency
 from snnk.hf.serve.forms import run_form
 from snnk.hf.serve.latency import Latency, run_torch
 
