@@ -7,10 +7,10 @@ All three train the same parameters of the same model with AdamW on batches of o
 runs: rows of like length in a batch, the settings of the method, and bfloat16 where the processor has it. "Trainer" is
 transformers' Trainer with its default arguments: rows in random order, padded to the longest of their batch, in
 float32, with the dropout of the model's configuration. "plain loop" is a loop of a few lines, in float32 and with that
-dropout, on the batches of snnk. They take turns with a number of steps, on one thread, and the figures are medians over
-rounds of processor time. Methods that train the head alone run the base model once over all rows: its time is divided
-by the --epochs and is part of the figures per epoch, and not of those per step. --quick generates a small model and
-rows, which show that the script runs and nothing else.
+dropout, on the batches of snnk. They take turns with a number of steps, on one thread, and the figures are means of
+processor time over rounds, each with other batches. Methods that train the head alone run the base model once over all
+rows: its time is divided by the number of epochs and is part of the figures per epoch, and not of those per step.
+--quick generates a small model and rows, which show that the script runs and nothing else.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from snnk.hf.models import has_bfloat16, load_processor, quiet
 
 TARGETS = {"adapters": 0.6, "head": 0.1}  # of the seconds per epoch of Trainer, at most
 FIT_ROWS = 256  # for the directions of adapters
-Run = Callable[[int], float]  # takes a number of steps, and returns the processor seconds of each
+Run = Callable[[int, int], float]  # takes a number of steps and a seed, and returns the processor seconds of each
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Config:
     methods: tuple[str, ...] = ("snnk", "snnk-tuned", "lora", "linear-probe", "snnk-pooler")
     batch_size: int = 32
     steps: int = 8  # per turn
-    rounds: int = 5
+    rounds: int = 10
     epochs: int = 10  # over which one run of the base model is spread
     max_length: int = 128
     threads: int = 1
@@ -110,9 +110,9 @@ def contenders(method_name: str, config: Config, files: dict[str, str]) -> tuple
             raise RuntimeError(f"{method_name} cannot run the base model once")
         (rows,) = found
 
-    def ours(steps: int) -> float:
+    def ours(steps: int, turn: int) -> float:
         began = time.process_time()
-        options = replace(settings, max_steps=steps)
+        options = replace(settings, max_steps=steps, seed=turn)
         if method.head_only:
             with without_trunk(own):
                 train(own, rows, None, options)
@@ -120,7 +120,7 @@ def contenders(method_name: str, config: Config, files: dict[str, str]) -> tuple
             train(own, rows, None, options)
         return (time.process_time() - began) / steps
 
-    def trainer(steps: int) -> float:
+    def trainer(steps: int, turn: int) -> float:
         model = trainer_model
         dataset = [{**row, "labels": int(label)} for row, label in zip(data.rows, data.labels, strict=True)]
         with tempfile.TemporaryDirectory() as folder:
@@ -134,16 +134,16 @@ def contenders(method_name: str, config: Config, files: dict[str, str]) -> tuple
                 report_to="none",
                 disable_tqdm=True,
                 logging_strategy="no",
-                seed=config.seed,
+                seed=turn,
             )
             clock = Clock()
             Trainer(model, arguments, train_dataset=dataset, data_collator=collate, callbacks=[clock]).train()
             return clock.seconds / steps
 
-    def loop(steps: int) -> float:
+    def loop(steps: int, turn: int) -> float:
         model = loop_model.train()
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=settings.learning_rate)
-        order = data.epoch(config.batch_size, config.seed, 0)
+        order = data.epoch(config.batch_size, turn, 0)
         began = time.process_time()
         for i in range(steps):
             batch = data.batch(order[i % len(order)])
@@ -181,12 +181,12 @@ def main() -> int:
             runs, once, rows, trained = contenders(name, config, files)
             times: dict[str, list[float]] = {way: [] for way in runs}
             for run in runs.values():
-                run(1)  # warms up
-            for _ in range(config.rounds):
+                run(1, 0)  # warms up
+            for turn in range(config.rounds):  # each with other batches
                 for way, run in runs.items():
-                    times[way].append(run(config.steps))
+                    times[way].append(run(config.steps, turn))
             steps = -(-rows // config.batch_size)
-            step = {way: statistics.median(found) for way, found in times.items()}
+            step = {way: statistics.mean(found) for way, found in times.items()}
             epoch = {way: steps * seconds for way, seconds in step.items()}
             epoch["snnk"] += once / config.epochs
             head = METHODS[name].head_only

@@ -6,10 +6,11 @@ import pytest
 import torch
 import transformers
 
-from snnk.finetune import finetune, load
+from snnk.finetune import finetune, load, trainer
+from snnk.finetune import run as running
 from snnk.finetune.data import encode_texts
 from snnk.finetune.run import _some
-from snnk.finetune.trainer import evaluate
+from snnk.finetune.trainer import base_of, evaluate
 
 from helpers.texts import make_tokenizer
 from helpers.tuning import (
@@ -207,3 +208,40 @@ def test_batches_for_closed_forms_are_made_one_at_a_time(data):
     next(found)
     assert len(made) == 1
     assert len(list(found)) == 1 and len(made) == 2 and sum(made) < len(data)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(("method", "asked"), [("lora", None), ("lora", False), ("linear-probe", None)])
+def test_bfloat16_by_default_where_the_processor_has_it(root, tmp_path, monkeypatch, fast, method, asked):
+    """On a processor attention is then computed in steps; the model that is returned has its own attention."""
+    monkeypatch.setattr(running, "has_bfloat16", lambda device: fast)
+    seen, used = [], []
+    monkeypatch.setattr(running, "_key", lambda *args: seen.append(args[2].bf16) or "key")
+    step = trainer._Run.step
+
+    def noted(self, indices):
+        config = base_of(self.accelerator.unwrap_model(self.model)).config
+        used.append((config._attn_implementation, torch.is_autocast_enabled("cpu")))
+        return step(self, indices)
+
+    monkeypatch.setattr(trainer._Run, "step", noted)
+    done = finetune(make_config(root, tmp_path / "out", method=method, max_steps=1, bf16=asked))
+    bf16 = fast and asked is None and method == "lora"
+    assert seen == [bf16] and done.metrics["settings"]["bf16"] == bf16
+    assert used[0][0] == ("eager" if bf16 else "sdpa")
+    assert base_of(done.model).config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("dropout", [True, False])
+def test_dropout_of_the_base_model_can_be_left_out(root, tmp_path, monkeypatch, dropout):
+    modes = []
+    step = trainer._Run.step
+
+    def noted(self, indices):
+        model = self.accelerator.unwrap_model(self.model)
+        modes.append((base_of(model).training, model.training))
+        return step(self, indices)
+
+    monkeypatch.setattr(trainer._Run, "step", noted)
+    finetune(make_config(root, tmp_path / "out", method="lora", max_steps=1, dropout=dropout))
+    assert modes == [(dropout, True)]

@@ -80,6 +80,36 @@ def test_the_mean_of_all_tokens(name, view):
         check(mean_pooling_(kind(config)), view)
 
 
+def test_a_head_of_zeros_does_not_hide_what_it_reads():
+    torch.manual_seed(0)
+    model = mean_pooling_(hf.BertForSequenceClassification(hf.BertConfig(**TINY))).eval()
+    torch.nn.init.zeros_(model.classifier.weight)
+    (seen,) = run_trunk(model, rows_of(model))
+    assert not model.classifier.weight.any()
+    torch.nn.init.normal_(model.classifier.weight)
+    batch = rows_of(model).batch([3, 5])
+    labels, seen = batch.pop("labels"), seen.batch([3, 5])
+    with torch.no_grad(), without_trunk(model):
+        assert torch.equal(seen.pop("labels"), labels)
+        found = model(**seen).logits
+    torch.testing.assert_close(found, model(**batch).logits, atol=1e-5, rtol=1e-4)
+
+
+def test_rows_hold_no_more_than_the_head_reads():
+    model = hf.BertForSequenceClassification(hf.BertConfig(**TINY)).eval()
+    (seen,) = run_trunk(model, rows_of(model))
+    storages = {row.untyped_storage().data_ptr(): row.untyped_storage().nbytes() for row in seen.rows}
+    assert sum(storages.values()) == 40 * 16 * 4
+
+
+def test_models_without_such_a_head_have_no_view():
+    """An encoder with a decoder behind it."""
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 43}
+    config = hf.T5Config(**sizes, pad_token_id=0, eos_token_id=2, decoder_start_token_id=0)
+    model = hf.T5ForSequenceClassification(config).eval()
+    assert run_trunk(model, rows_of(model)) is None
+
+
 def test_a_head_that_reads_all_tokens_has_no_view():
     torch.manual_seed(0)
     model = hf.BertForSequenceClassification(hf.BertConfig(**TINY)).eval()
@@ -114,8 +144,10 @@ def test_the_result_is_that_of_the_whole_model_in_every_step(root, tmp_path, mon
     assert scores[0] == pytest.approx(scores[1], rel=1e-3) and few < many / 1.5
 
 
-def test_dropout_of_the_base_model_needs_every_step(root, tmp_path, monkeypatch):
+@pytest.mark.parametrize("options", [{"dropout": True}, {"max_steps": 4}, {"method": "bitfit"}])
+def test_every_step_runs_the_base_model_where_it_must(root, tmp_path, monkeypatch, options):
+    """With dropout in it, where few of the 143 rows are read, and where its parameters are trained."""
     monkeypatch.setattr(running, "run_trunk", lambda *args: 1 / 0)
-    finetune(make_config(root, tmp_path / "out", max_steps=1, dropout=True))
+    finetune(make_config(root, tmp_path / "out", **{"epochs": 1, **options}))
     with pytest.raises(ZeroDivisionError):
-        finetune(make_config(root, tmp_path / "other", max_steps=1))
+        finetune(make_config(root, tmp_path / "other", max_steps=5))

@@ -5,9 +5,19 @@ import torch
 import transformers as hf
 from torch import nn
 
-from snnk.hf.models import check_batches, class_of, evaluating, load_model, load_processor, quiet, token_limit
+from snnk.hf.models import (
+    check_batches,
+    class_of,
+    eager_attention,
+    evaluating,
+    has_bfloat16,
+    load_model,
+    load_processor,
+    quiet,
+    token_limit,
+)
 
-from helpers.architectures import make
+from helpers.architectures import make, towers
 from helpers.texts import make_tokenizer
 
 
@@ -109,3 +119,25 @@ def test_every_module_gets_its_own_mode_back():
         name: modes[name] for name in after if name in modes
     }
     assert [after[f"encoder.layer.{i}.intermediate.0"] for i in (0, 1)] == [True, False]
+
+
+def test_eager_attention_is_undone_part_by_part():
+    """Also after an error. The two towers of CLIP may have attention of different kinds."""
+    model = towers("clip")
+    model.set_attn_implementation("sdpa")
+    model.config.text_config._attn_implementation_internal = "eager"
+    parts = (model.config, model.config.text_config, model.config.vision_config)
+    with pytest.raises(ValueError, match="broken"), eager_attention(model):
+        assert [part._attn_implementation for part in parts] == ["eager"] * 3
+        raise ValueError("broken")
+    assert [part._attn_implementation for part in parts] == ["sdpa", "eager", "sdpa"]
+
+
+@pytest.mark.parametrize(("capability", "found"), [("AVX512", True), ("AVX2", False), ("DEFAULT", False)])
+def test_bfloat16_needs_the_instructions_that_torch_uses(monkeypatch, capability, found):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert has_bfloat16("cpu") == found and not has_bfloat16("mps")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert not has_bfloat16("cpu")

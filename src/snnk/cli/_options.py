@@ -45,8 +45,9 @@ Base = Annotated[
 MaxLoss = Annotated[
     float,
     typer.Option(
-        help="Write nothing if the exported model, or an SNNK adapter that is merged, loses more on held-out "
-        "inputs: 1 - mean cosine for vectors, 1 - part of equal predictions for classes, 1 - Spearman correlation for "
+        help="Write nothing if the export, or the merge of an SNNK adapter, loses more than this against the same "
+        "model in PyTorch, on held-out inputs (what the compression loses is in the report): 1 - mean cosine for "
+        "vectors, 1 - part of equal predictions for classes, 1 - Spearman correlation for "
         "scores, log of the ratio of perplexities for decoders."
     ),
 ]

@@ -141,7 +141,7 @@ def command(
     rows = [
         {"what": "stored MB", "before": size["original"] / 1e6, "after": size["compressed"] / 1e6},
         {
-            "what": "milliseconds per batch",
+            "what": f"ms per batch ({speed['clock']} time, {speed['threads']} threads)",
             "before": each * speed["original_seconds"],
             "after": each * speed["compressed_seconds"],
         },

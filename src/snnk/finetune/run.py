@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from snnk import _io
@@ -110,7 +110,7 @@ def _finetune(
     large = len(inputs.train) >= LARGE or bool(inputs.described.get("large"))
     method, settings = method or METHODS[config.method], config.settings(images=images, large=large)
     if config.bf16 is None and not method.head_only:  # a head is too small to gain by it
-        settings = replace(settings, bf16=has_bfloat16("cuda" if torch.cuda.is_available() else "cpu"))
+        settings = replace(settings, bf16=has_bfloat16(_device()))
     features = config.num_features or method.features or 0
     storage: dict[str, Any] = {}
 
@@ -138,9 +138,10 @@ def _finetune(
                 drawn,
             )
             base = method.edit(base, setup)
-            if method.head_only and not settings.dropout and os.environ.get("WORLD_SIZE", "1") == "1":
-                say("running the base model once over all rows")
+            if _reads_all(method, settings, len(rows)):
+                nn.Module.to(base, device=_device())
                 if (seen := run_trunk(base, rows, validation)) is not None:
+                    say("the base model was run once over all rows")
                     rows, validation = seen
                     cut.enter_context(without_trunk(base))
             start = _start(base, method, setup, config, say)
@@ -227,6 +228,19 @@ def _some(data: Data, seed: int, rows: int) -> Iterator[dict[str, Tensor]]:
     """Batches of about that many training rows in random order; each is made when it is needed."""
     batches = data.epoch(FIT_BATCH, seed, -1)
     return (data.batch(indices) for indices in batches[: -(-rows // FIT_BATCH)])
+
+
+def _device() -> str:
+    """The kind of device that Accelerate takes for one process."""
+    processor = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "y", "on")
+    return "cuda" if torch.cuda.is_available() and not processor else "cpu"
+
+
+def _reads_all(method: Method, settings: TrainingSettings, rows: int) -> bool:
+    """Whether only a head is trained, in one process, on all rows, and without dropout in front of it."""
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    long = settings.max_steps is None or settings.max_steps * settings.batch_size >= rows
+    return method.head_only and not settings.dropout and alone and long
 
 
 def _start(

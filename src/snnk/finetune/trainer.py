@@ -16,7 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from snnk._checkpoint import (
 from snnk.finetune.data import Data
 from snnk.finetune.scores import CLASSIFICATION, REGRESSION, score
 from snnk.finetune.settings import OPTIMIZERS, TrainingSettings
-from snnk.hf.models import eager_attention
+from snnk.hf.models import fast_attention
 
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # endings of buffers that training changes
 SAVED: dict[str, Check] = {  # fields of Trained in a checkpoint
@@ -132,7 +132,8 @@ def train(
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()  # it would include an earlier run
     plain = copy.deepcopy(model) if sharded else model
-    with _seeded(settings.seed), _fast_attention(model, settings, accelerator.device.type):
+    fast = settings.bf16 and accelerator.device.type == "cpu"
+    with _seeded(settings.seed), fast_attention(model, fast):
         run = _Run(accelerator, model, data, validation, settings, metrics, None if sharded else checkpoint, key)
         try:
             if resume:
@@ -334,12 +335,6 @@ def base_of(model: Any) -> Any:
     """The part of a classifier in front of its head, with its adapters, if any."""
     whole = model.get_base_model() if hasattr(model, "get_base_model") else model
     return getattr(whole, "base_model", whole)
-
-
-def _fast_attention(model: Any, settings: TrainingSettings, device: str) -> AbstractContextManager[None]:
-    """Attention with a backward pass that is fast in bfloat16 on processors; on other devices as it is."""
-    fused = settings.bf16 and device == "cpu" and hasattr(model, "set_attn_implementation")
-    return eager_attention(model) if fused else nullcontext()
 
 
 def make_accelerator(bf16: bool) -> Any:

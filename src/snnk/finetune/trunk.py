@@ -81,14 +81,18 @@ def run_trunk(model: PreTrainedModel, *parts: Data) -> list[Data] | None:
 
 def _find_view(model: PreTrainedModel, data: Data) -> str | None:
     """The first view that gives the logits of the whole model, on rows of many lengths; None if there is none."""
+    if model.base_model is model:
+        return None
     order = sorted(range(len(data)), key=lambda i: data.lengths[i])
     batch = data.batch(order[:: max(1, len(order) // 8)][:8])
     del batch["labels"]
-    with evaluating(model):
+    with evaluating(model), _random_head(model):
         exact = model(**place(batch, model)).logits
-        states, mask = _states(model, batch)
+        if not float(exact.std(0).max()) > 1e-3 * float(exact.abs().max()):  # every view gives the same
+            return None
         for name, view in VIEWS.items():
             try:
+                states, mask = _states(model, batch)
                 with without_trunk(model):
                     logits = model(**{_entrance(model): view(states, mask)}).logits
             except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):  # it reads other states
@@ -98,13 +102,29 @@ def _find_view(model: PreTrainedModel, data: Data) -> str | None:
     return None
 
 
+@contextmanager
+def _random_head(model: PreTrainedModel) -> Iterator[None]:
+    """Other weights behind the base model: with those of a new head, zeros perhaps, all views could be the same."""
+    inside = {id(p) for p in model.base_model.parameters()}
+    head = [p for p in model.parameters() if id(p) not in inside]
+    before, generator = [p.detach().clone() for p in head], torch.Generator().manual_seed(0)
+    for p in head:
+        p.copy_(torch.randn(p.shape, generator=generator) / max(p.shape[-1], 1) ** 0.5)
+    try:
+        yield
+    finally:
+        for p, value in zip(head, before, strict=True):
+            p.copy_(value)
+
+
 def _through(model: PreTrainedModel, data: Data, view: Callable[[Tensor, Tensor], Tensor]) -> Data:
     rows: list[Any] = [None] * len(data)
     with evaluating(model):
         for indices in data.batches(BATCH):
             batch = data.batch(indices)
             del batch["labels"]
-            for i, row in zip(indices, view(*_states(model, batch)).cpu(), strict=True):
+            kept = view(*_states(model, batch)).cpu().clone()  # a view would keep all hidden states
+            for i, row in zip(indices, kept, strict=True):
                 rows[i] = row
     name = _entrance(model)
     # lengths stay, as the batches of an epoch follow from them

@@ -66,6 +66,7 @@ class ToHeads(nn.Linear):
         if all(rank == self.head_size for rank in self.ranks) and not (self.interleaved and len(self.ranks) > 1):
             return out
         sizes = [h * r for h, r in zip(self.heads, self.ranks, strict=True)]
+        # a split into one part would be a node of its own in exported graphs
         parts = [
             F.pad(part.unflatten(-1, (h, r)), (0, self.head_size - r))
             for part, h, r in zip(

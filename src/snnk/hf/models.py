@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -414,7 +414,7 @@ def place(batch: Batch, model: nn.Module) -> dict[str, Any]:
 def has_bfloat16(device: str) -> bool:
     """Whether the device has instructions for products in bfloat16; without them they are slower than in float32."""
     if device == "cuda":
-        return torch.cuda.is_bf16_supported()
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     if device != "cpu" or torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "NO AVX", "AVX2"):
         return False  # ATEN_CPU_CAPABILITY may name fewer instructions than the processor has
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
@@ -423,16 +423,23 @@ def has_bfloat16(device: str) -> bool:
 
 @contextmanager
 def eager_attention(model: Any) -> Iterator[None]:
-    """Attention as products of matrices and a softmax.
-
-    Exporters write it so, and on processors the backward pass of fused attention in bfloat16 is slow.
-    """
-    before = model.config._attn_implementation
+    """Attention as products of matrices and a softmax; afterwards every part of the model has its own again."""
+    owners = [m.config for m in model.modules() if isinstance(m, PreTrainedModel)]
+    parts = [getattr(config, name, None) for config in owners for name in config.sub_configs]
+    configs = {id(config): config for config in (*owners, *parts) if config is not None}.values()
+    before = [(config, config._attn_implementation_internal) for config in configs]
     model.set_attn_implementation("eager")
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        for config, name in before:
+            config._attn_implementation_internal = name
+
+
+def fast_attention(model: Any, bf16: bool) -> AbstractContextManager[None]:
+    """Attention for training: on a processor, the backward pass of fused attention in bfloat16 is slow."""
+    slow = bf16 and next(model.parameters()).device.type == "cpu" and hasattr(model, "set_attn_implementation")
+    return eager_attention(model) if slow else nullcontext()
 
 
 @contextmanager

@@ -47,12 +47,14 @@ def test_seconds_and_ratios_are_one_measurement():
 
 
 def test_runs_take_turns_in_being_first_on_the_threads_that_were_asked_for(clock):
-    runs, calls = runs_of(clock, a=[(9, 9), (9, 9), (2, 1)], b=[(9, 9), (9, 9), (4, 3)], c=[(1, 1)])
+    runs, calls = runs_of(clock, a=[*3 * [(9, 9)], (2, 1)], b=[*3 * [(9, 9)], (4, 3)], c=[(1, 1)])
     before = torch.get_num_threads()
     found = measure(runs, "1 x 8 tokens", threads=before + 1, most=3, spread=-1)
-    assert "".join(name for name, _ in calls) == "aabbcc" + "bcacababc" and {used for _, used in calls} == {before + 1}
+    assert "".join(name for name, _ in calls) == "aaabbbccc" + "bcacababc" and {used for _, used in calls} == {
+        before + 1
+    }
     assert found.threads == before + 1 and torch.get_num_threads() == before
-    assert found.seconds_by("processor") == {"a": 1, "b": 3, "c": 1}  # the first two calls warm up
+    assert found.seconds_by("processor") == {"a": 1, "b": 3, "c": 1}  # the first three calls warm up
     assert found.seconds_by("wall") == {"a": 2, "b": 4, "c": 1}
 
 
@@ -70,10 +72,10 @@ def test_processor_time_decides_for_one_thread_alone(clock, threads, asked, want
 def test_rounds_end_when_times_are_steady_or_at_a_limit(clock):
     steady, _ = runs_of(clock, a=[(1, 1)])
     assert measure(steady, "x", threads=1).rounds == 3
-    wild = [(1, 1), (1, 1), *[(1, 1 + i % 2) for i in range(200)]]
+    wild = [*3 * [(1, 1)], *[(1, 1 + i % 2) for i in range(200)]]
     assert measure(runs_of(clock, a=wild)[0], "x", threads=1, seconds=1e9).rounds == latency.ROUNDS
-    assert measure(runs_of(clock, a=wild)[0], "x", threads=1, seconds=10.5).rounds == 9
-    late = measure(runs_of(clock, a=wild[:21])[0], "x", threads=1, seconds=1e9, spread=0.005)
+    assert measure(runs_of(clock, a=wild)[0], "x", threads=1, seconds=11.5).rounds == 9
+    late = measure(runs_of(clock, a=wild[:22])[0], "x", threads=1, seconds=1e9, spread=0.005)
     assert 20 < late.rounds < latency.ROUNDS and late.spread["a"] <= 0.005
 
 
@@ -81,11 +83,26 @@ def test_a_turn_of_a_short_run_has_several_calls_after_one_that_is_not_counted(c
     """Times are binary fractions, which are added without rounding. A turn of `a` has a slow first call."""
     short = 2.0**-8
     turn = math.ceil(latency.TURN / short)
-    slow = [(1, 1), (short, short), *3 * [(1, 1), *turn * [(short, short)]]]
+    slow = [(1, 1), (1, 1), (short, short), *3 * [(1, 1), *turn * [(short, short)]]]
     runs, calls = runs_of(clock, a=slow, b=[(1, 1)])
     found = measure(runs, "x", threads=1, most=3, spread=-1)
     assert found.times["wall"] == found.times["processor"] == {"a": 3 * [short], "b": 3 * [1.0]}
-    assert Counter(name for name, _ in calls) == {"a": 2 + 3 * (1 + turn), "b": 2 + 3}
+    assert Counter(name for name, _ in calls) == {"a": 3 + 3 * (1 + turn), "b": 3 + 3}
+
+
+@pytest.mark.parametrize("seconds", [2.0**-7, 2.0**-6, 2.0**-5, 2.0**-3])
+def test_the_ratio_of_two_runs_does_not_depend_on_their_length(clock, seconds):
+    """The first call after another run takes half as long again; below, at and above the shortest turn."""
+    last = []
+
+    def run(name, times):
+        cold = 1.5 if last != [name] else 1.0
+        last[:] = [name]
+        for key in clock:
+            clock[key] += cold * times * seconds
+
+    found = measure({"a": partial(run, "a", 1.0), "b": partial(run, "b", 1.25)}, "x", threads=1, most=5, spread=-1)
+    assert found.seconds["b"] / found.seconds["a"] == pytest.approx(1.25)
 
 
 def test_spread_is_the_standard_error_of_the_median():

@@ -19,9 +19,13 @@ def read_fast(model: PreTrainedModel, batch: Batch) -> Read:
 
     Parameters, residual streams, distances and Adam stay in float32.
     """
-    device, whole = next(model.parameters()).device.type, model.dtype == torch.float32
-    with torch.autocast(device, torch.bfloat16, enabled=whole and has_bfloat16(device)):
+    with torch.autocast(next(model.parameters()).device.type, torch.bfloat16, enabled=in_bfloat16(model)):
         return read(model, batch)
+
+
+def in_bfloat16(model: PreTrainedModel) -> bool:
+    """Whether `read_fast` computes in bfloat16."""
+    return model.dtype == torch.float32 and has_bfloat16(next(model.parameters()).device.type)
 
 
 class Targets:

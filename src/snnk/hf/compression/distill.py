@@ -41,10 +41,10 @@ from snnk._checkpoint import (
 )
 from snnk.hf.compression import stages
 from snnk.hf.compression.causal import is_causal
-from snnk.hf.compression.distance import Targets, distance, read_fast
+from snnk.hf.compression.distance import Targets, distance, in_bfloat16, read_fast
 from snnk.hf.compression.outputs import probe
 from snnk.hf.compression.stages import Recovery
-from snnk.hf.models import Batch, eager_attention, in_float32
+from snnk.hf.models import Batch, fast_attention, in_float32
 from snnk.ridge.atoms import advance_, relative_adam
 
 AUTO = "auto"
@@ -105,7 +105,7 @@ def recover_(
     before = [p.detach().clone() for p in parameters]
     teacher.eval()
     try:
-        with _training(model, parameters), in_float32(model), eager_attention(model):
+        with _training(model, parameters), in_float32(model), fast_attention(model, in_bfloat16(model)):
             run = _Run(model, teacher, parameters, batches, held_out, seed, checkpoint, key, progress)
             auto = stages.doubling(60 * minutes, stages.PASSES * len(batches))
             done = run.run(auto if steps == AUTO else stages.fixed(int(steps)))

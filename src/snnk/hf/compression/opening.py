@@ -183,7 +183,7 @@ def prepare(opened: Opened, calibration: Path | None, say: Callable[[str], None]
         chosen = export_settings(settings)
         if chosen["int8"] is not None:
             quantizing.doubt(chosen["int8"], given.kind, given.items)  # refuses too few inputs
-        if all(settings[name] is None for name in TIMED):  # otherwise it was exported for its times
+        if all(settings[name] is None for name in TIMED):  # otherwise it is exported for its times
             say("trying to export the original")
             with tempfile.TemporaryDirectory() as place:
                 write_form(network, inputs.own[:1], Path(place), chosen["to"])

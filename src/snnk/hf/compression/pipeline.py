@@ -46,13 +46,8 @@ from snnk.hf.compression.times import Timings, check_tokens
 from snnk.hf.compression.timing import TOKENS, TORCH, check_runs, compare, described
 from snnk.hf.cost import bytes_of
 from snnk.hf.finding import find_blocks
-from snnk.hf.folders import (
-    copy_others,
-)
-from snnk.hf.models import (
-    example_inputs,
-    quiet,
-)
+from snnk.hf.folders import copy_others
+from snnk.hf.models import example_inputs, quiet
 from snnk.hf.serve import plain
 from snnk.hf.serve.served import MAX_LOSS, make_graphs
 from snnk.hf.widening import Gathered
@@ -228,11 +223,20 @@ def _compress(
     opened = open_model(model, out, settings, say)
     if any(settings[name] is not None for name in TIMED):  # times take minutes to measure, and data may be refused
         prepared = prepare(opened, calibration, say)
-        plan, timings = first_plan(prepared, progress, stored_timings(checkpoint_of(out)))
+        known = stored_timings(checkpoint_of(out))
+        plan, timings = first_plan(prepared, progress, known if known and _fits(known, prepared) else None)
     else:  # the model or the plan may be refused, and data take longer to read
         plan, timings = first_plan(opened, progress)
         prepared = prepare(opened, calibration, say)
     return fit_and_write(prepared, plan, out, say, progress, timings=timings)
+
+
+def _fits(timings: Timings, opened: Opened) -> bool:
+    """Whether times were measured for this model, form and batch."""
+    settings, names = opened.settings, {block.name for block in find_blocks(opened.network)}
+    (inputs, length), (asked, most) = timings.tokens, settings["tokens"]
+    same = timings.runtime == (settings["serve_as"] or TORCH) and inputs == asked and length <= most
+    return same and {name for group in timings.groups for name in group.blocks} <= names
 
 
 def first_plan(
@@ -341,6 +345,8 @@ def fit_and_write(
         if timing is not None and plan.timings is not None:
             drift = timing["original_seconds"] / plan.timings.seconds  # of the machine, since the plan was made
             warned += _warn([doubts.late(drift * timing["predicted_seconds"], timing["compressed_seconds"])], say)
+        speed = pages.latency(original, network, batches)
+        warned += _warn((f"latency: {doubt}" for doubt in speed.pop("doubts")), say)
         found = {
             "format": pages.FORMAT,
             "base_model": prepared.name,
@@ -349,7 +355,7 @@ def fit_and_write(
             "blocks_in_all": blocks,
             "saved_as": saved,
             "bytes": {"original": bytes_of(original), "compressed": bytes_of(network)},
-            "latency": pages.latency(original, network, batches),
+            "latency": speed,
             "timing": timing,
             "agreement": sets[0]["figures"],
             "held_out": sets,

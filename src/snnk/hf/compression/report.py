@@ -19,6 +19,7 @@ from snnk.hf.classify.mean import PREFIX
 from snnk.hf.compression import figures
 from snnk.hf.compression.plans import describe
 from snnk.hf.compression.stages import Recovery
+from snnk.hf.compression.timing import described
 from snnk.hf.cost import counting_mode
 from snnk.hf.model_blocks import KEPT
 from snnk.hf.models import Batch
@@ -57,15 +58,16 @@ def latency(
     most = SECONDS if seconds is None else seconds
     with counting_mode(original), counting_mode(compressed), torch.inference_mode():
         runs = {"original": forward(original), "compressed": forward(compressed)}
-        found = measure(runs, f"{len(chosen)} batches", clock=clock_of(original), seconds=most, most=ROUNDS)
+        inputs = ", ".join(described(batch) for batch in chosen)
+        found = measure(runs, inputs, clock=clock_of(original), seconds=most, most=ROUNDS)
     before, after = found.seconds.values()
     return {
         "original_seconds": before,
         "compressed_seconds": after,
         "speedup": before / after,
-        "rounds": found.rounds,
         "batches": len(chosen),
-        "threads": found.threads,
+        "doubts": found.doubts(),
+        **found.to_dict(),
     }
 
 
@@ -79,7 +81,7 @@ def headline(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     size, speed = report["bytes"], report["latency"]
     return [
         ("stored", f"{size['original'] / 1e6:.1f} &rarr; {size['compressed'] / 1e6:.1f} MB"),
-        (f"as fast, {speed['threads']} thread(s)", f"{speed['speedup']:.2f} &times;"),
+        (f"as fast, {speed['threads']} thread(s), {speed['clock']} time", f"{speed['speedup']:.2f} &times;"),
         *_latency(report),
         *((what, figures.shown(value)) for what, value in figures.headline(report["held_out"][0])),
     ]

@@ -4,8 +4,8 @@ A row has the seconds T' of the whole model in which all n blocks of one shape h
 model as it is, one such block makes the model slower by (T' - T) / n, mostly a negative number. Between the sizes of
 the table this number is a least-squares fit that does not fall as a block grows: for numbers of features a polyline
 with a corner at each measured size; for ranks r and t of attention a + b r + c t + d max(r, t) + e [r != t], with b, c,
-d and e of at least 0, as heads are padded to the longer of the two. The latency of a plan is T plus the numbers of its
-blocks.
+d and e of at least 0, as PyTorch pads heads to the longer of the two. The latency of a plan is T plus the numbers of
+its blocks.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from snnk.hf.models import Batch
 from snnk.hf.serve import graphs, quantizing
 from snnk.hf.serve.latency import Run
 
-# Format and int8 of `snnk.hf.export`: for each format the int8 that loses least. The fastest is first.
+# Format and int8 of `snnk.hf.export`, the fastest first (docs/figures.md)
 FORMS = {
     "openvino-int8": ("openvino", "static"),
     "onnx-int8": ("onnx", "dynamic"),

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -310,32 +311,40 @@ def _measured(
     same = [measure(original, original, held, pooling=pooling, texts=False) for held in sets]
     points = [_torch("original", 1.0, original, same)]
     models = [original]
+    reported: list[str] = []
+    warned: list[str] = []
+    if original.dtype != torch.float32:
+        warned.append("the points of PyTorch are in 16 bits, and graphs are in float32 or int8")
     for keep in budgets:
         folder = work / name_of(keep)
         network, _ = load(
             folder / prepared.inner, lambda _: None, sentences=prepared.sentences, headless=makes_vectors(folder)
         )
         report = _io.read_json(folder / "report.json", "a report of snnk compress")
+        reported += [f"keep {keep:g}: {doubt}" for doubt in report["warnings"]]  # and said when it was made
         models.append(network)
         points.append(_torch(f"keep {keep:g}", keep, network, report["held_out"]))
         points[-1].folder = name_of(keep) if save else None
-    default = [(form, True) for form in _installed()[:1] if rivals]
-    for form, only in default if serve_as is None else [(serve_as, False)]:
-        for i, (point, network) in enumerate(zip(list(points), models, strict=True)):
-            progress(f"exporting to {form}", i, len(models))
+    own = list(zip(points, models, strict=True))
+    forms = [] if serve_as is None else [(serve_as, own)]
+    forms += [(form, own[:1]) for form in _installed()[:1] if rivals and form != serve_as]
+    for form, chosen in forms:
+        for i, (point, network) in enumerate(chosen):
+            progress(f"exporting to {form}", i, len(chosen))
             try:
                 points.append(_served(prepared, point, network, work, form, threads))
             except Exception as error:  # of another package
-                if not only:
+                if form == serve_as:
                     raise
                 say(f"note: there is no point of {form} to compare with: {error}")
-            if only:
                 break
+        else:
+            warned += _of_int8(prepared, form)
     if rivals and prepared.outputs.pooled and makes_vectors(prepared.folder) and prepared.inputs.given.kind == "texts":
         points += [
             _static(prepared, static, sets, exact) for static in static_models(prepared.folder / prepared.inner, say)
         ]
-    times, warned = [], []
+    times = []
     names = [name for name in prepared.inputs.batches[0] if name in graphs.INPUTS]
     with ExitStack() as modes:
         for network in models:
@@ -351,6 +360,7 @@ def _measured(
         warned += [f"latency of {found.inputs}: {doubt}" for doubt in found.doubts()]
     for doubt in warned:
         say(f"warning: {doubt}")
+    warned = [*reported, *warned]
     return {
         "format": FORMAT,
         "base_model": prepared.name,
@@ -387,15 +397,20 @@ def _installed() -> list[str]:
     return found
 
 
+def _of_int8(prepared: Prepared, form: str) -> list[str]:
+    """Warnings of the scales of int8; a ValueError if there are too few inputs for them."""
+    (to, int8), given = FORMS[form], prepared.inputs.given
+    found = (quantizing.doubt(int8, given.kind, given.items), quantizing.on_others(to)) if int8 else ()
+    return [f"{form}: {doubt}" for doubt in found if doubt is not None]
+
+
 def _graph(prepared: Prepared, network: PreTrainedModel, folder: Path, form: str) -> Path:
     """The graph of a model in a folder, which is made unless it is there."""
-    to, int8 = FORMS[form]
+    to, _ = FORMS[form]
     if not folder.exists():
-        inputs = prepared.inputs
-        if int8 is not None:
-            quantizing.doubt(int8, inputs.given.kind, inputs.given.items)  # refuses too few inputs
+        _of_int8(prepared, form)
         with _io.new_folder(folder) as temporary:
-            write_form(network, inputs.own, temporary, form)
+            write_form(network, prepared.inputs.own, temporary, form)
     return folder / graphs.FILES[to]
 
 
@@ -443,4 +458,4 @@ def _static(prepared: Prepared, static: Static, sets: list[Calibration], exact: 
         words = texts(batch)
         return lambda: static.encode(words)
 
-    return Point(static.name, None, None, static.bytes, held_out, run)
+    return Point(f"{static.name}, with its tokenizer", None, None, static.bytes, held_out, run)

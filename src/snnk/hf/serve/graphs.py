@@ -61,7 +61,8 @@ def input_names(model: PreTrainedModel, batch: Batch) -> tuple[str, ...]:
     names = tuple(name for name in INPUTS if name in batch and name in taken)
     if others or not names:
         raise ValueError(
-            f"models of texts or of images can be exported; {type(model).__name__} has the inputs {some(batch)}"
+            f"models of texts or of images can be exported; {type(model).__name__} has the inputs {some(batch)}: serve "
+            "it with PyTorch"
         )
     return names
 
@@ -72,10 +73,7 @@ def output_names(model: PreTrainedModel, batch: Batch) -> tuple[str, ...]:
         found = model(**batch)
     logits = tuple(name for name in found if name.endswith("logits") and isinstance(found[name], Tensor))
     if not logits and STATES not in found:
-        raise ValueError(
-            f"{type(model).__name__} returns {some(found)}, neither logits nor {STATES}: it cannot be exported; "
-            "export a part of it that returns one of these, such as its encoder"
-        )
+        raise ValueError(f"it returns {some(found)}, neither logits nor {STATES}")
     return logits or (STATES,)
 
 
@@ -87,7 +85,7 @@ def write_onnx(model: PreTrainedModel, batch: Batch, path: Path) -> str | None:
     Args:
         model: on the processor.
         batch: inputs of the kinds that the graph will read.
-        path: new file; weights of more than 2 GB are in a file beside it.
+        path: new file; weights of more than 1 GiB are in a file beside it.
     """
     import onnx
 
@@ -95,7 +93,10 @@ def write_onnx(model: PreTrainedModel, batch: Batch, path: Path) -> str | None:
     inputs = example(model, names)
     if "attention_mask" in inputs:
         inputs["attention_mask"][0, -1] = 0
-    outputs = output_names(model, inputs)
+    try:
+        outputs = output_names(model, inputs)
+    except Exception as error:  # of the model's code, which needs other inputs
+        raise ValueError(_refusal(model, error)) from error
     written, reason = None, None
     with counting_mode(model), silenced(), eager_attention(model):
         if is_causal(model):
@@ -210,7 +211,7 @@ def open_graph(path: Path, to: str, *, threads: int | None = None, exact: bool =
 
 def check_same(model: PreTrainedModel, session: Session, batches: Iterable[Batch]) -> float:
     """The largest difference between a graph and its model, over the largest value; a ValueError above TOLERANCE."""
-    worst = 0.0
+    found: list[float] = []
     for batch in batches:
         with counting_mode(model):
             wanted = model(**batch)
@@ -220,12 +221,13 @@ def check_same(model: PreTrainedModel, session: Session, batches: Iterable[Batch
                     f"the exported graph returns {name} of shape {tuple(value.shape)} where PyTorch returns "
                     f"{tuple(wanted[name].shape)}: the model's code depends on the shape of its inputs"
                 )
-            worst = max(worst, _difference(value, wanted[name]))
+            found.append(_difference(value, wanted[name]))
         if session.sizes and (one := alone(batch))["input_ids"].shape[1] > 1:
             with counting_mode(model):
                 whole = model(**one).logits
             for start in {whole.shape[1] // 2, whole.shape[1] - 1}:  # several new tokens after others, and one
-                worst = max(worst, _difference(session(session.after(one, start))["logits"], whole[:, start:]))
+                found.append(_difference(session(session.after(one, start))["logits"], whole[:, start:]))
+    worst = next((x for x in found if x != x), max(found))  # max leaves out NaN
     if not worst <= TOLERANCE:
         raise ValueError(
             f"the exported graph differs from PyTorch by {worst:.1e} of the largest output, more than {TOLERANCE:.0e}: "
@@ -304,10 +306,13 @@ def _refusal(model: PreTrainedModel, error: Exception) -> str:
     found = re.search(r"target=torch\.ops\.([\w.]+)", chain)
     where = f"in {place} ({type(model.get_submodule(place)).__name__})" if place else ""
     node = f"at the operator {found[1]}" if found else ""
+    place = " ".join(filter(None, (where, node)))
+    told = ": ".join(filter(None, (f"{type(model).__name__} cannot be exported", place, _first_line(error))))
+    if model.config.is_encoder_decoder:
+        return f"{told}; a model with an encoder and a decoder is no single graph: export its encoder, or use PyTorch"
     return (
-        f"{type(model).__name__} cannot be exported: {' '.join(filter(None, (where, node)))}: {_first_line(error)}; "
-        "the code of this module depends on values of the inputs or uses an operator without a counterpart: serve the "
-        "model with PyTorch, or change this module"
+        f"{told}; the code of this module depends on values of the inputs or uses an operator without a counterpart: "
+        "serve the model with PyTorch, or change this module"
     )
 
 

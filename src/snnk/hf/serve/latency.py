@@ -1,10 +1,10 @@
 r"""The latency of things that are served, measured in turns: processor time beside wall time, and the machine.
 
-All runs take turns in being first. A turn of a short run has several calls, after one that is not counted, so that its
-weights are in the caches of the processor as they are in a server that does nothing else. The seconds of the first run
-are the median over rounds, and those of another are that median times the median ratio of the two within a round: both
-met the same load there. With n rounds and the interquartile range q of a run's times over their median (of its ratios,
-but for the first), the spread is
+All runs take turns in being first. A turn begins with a call that is not counted, so that weights are in the caches of
+the processor as they are in a server that does nothing else, and it has several calls if these are short. The seconds
+of the first run are the median over rounds, and those of another are that median times the median ratio of the two
+within a round: both met the same load there. With n rounds and the interquartile range q of a run's times over their
+median (of its ratios, but for the first), the spread is
 
     0.93 q / sqrt(n),
 
@@ -42,6 +42,7 @@ CLOCKS: dict[str, Callable[[], float]] = {
 SPREAD = 0.01
 ROUNDS, SECONDS = 100, 10.0
 TURN = 0.02  # seconds of a turn at least, by several calls
+WARM = 0.2  # seconds of a call below which one that is not counted comes first: cold caches cost a millisecond
 Run = Callable[[], Any]  # runs a model once on a batch, and waits for the result
 
 
@@ -127,7 +128,7 @@ def measure(
         threads: of torch, for the time of the measurement; sessions of other runtimes have their own number. Default:
             as they are.
         clock: "wall" for runs on an accelerator. Default: "processor" with one thread, otherwise "wall".
-        least, most: numbers of rounds, after one that warms up.
+        least, most: numbers of rounds.
         seconds: after this time no further round begins, once there are `least`.
         spread: no further round begins once the spread of every run is at most this, and there are `least`.
 
@@ -148,17 +149,18 @@ def measure(
         start = time.perf_counter()
         with watch() as watched:
             names = list(runs)
-            calls = {name: _calls(run) for name, run in runs.items()}  # this round warms up
+            calls = {name: _calls(run) for name, run in runs.items()}
             for turn in range(most):
                 first = (turn + 1) % len(names)  # the order decides whose output finds memory that is already mapped
                 for name in names[first:] + names[:first]:
-                    if calls[name] > 1:
+                    uncounted, counted = calls[name]
+                    for _ in range(uncounted):
                         runs[name]()
                     began = {key: read() for key, read in CLOCKS.items()}
-                    for _ in range(calls[name]):
+                    for _ in range(counted):
                         runs[name]()
                     for key, read in CLOCKS.items():
-                        times[key][name].append((read() - began[key]) / calls[name])
+                        times[key][name].append((read() - began[key]) / counted)
                 if turn + 1 < least:
                     continue
                 found = Latency(inputs, chosen, used, 0.0, times)
@@ -169,12 +171,15 @@ def measure(
         torch.set_num_threads(before)
 
 
-def _calls(run: Run) -> int:
-    """How often a turn calls a run: after a first call, once or for TURN seconds."""
-    run()
-    began = time.perf_counter()
-    run()
-    return max(1, math.ceil(TURN / max(time.perf_counter() - began, TURN / 1000)))
+def _calls(run: Run) -> tuple[int, int]:
+    """How many calls of a turn are not counted, and how many are; from the shortest of three calls."""
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    shortest = max(min(times), TURN / 1000)
+    return int(shortest < WARM), math.ceil(TURN / shortest)
 
 
 def run_torch(model: nn.Module, batch: Batch) -> Run:

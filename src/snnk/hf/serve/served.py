@@ -7,7 +7,7 @@ error if the loss of a stage is above the limit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ def make_graphs(
         sets = own if original is None else compared(original, run)
         found: dict[str, Any] = {"name": name, "bytes": _bytes(place), "held_out": sets}
         found |= {"added_loss": loss_of(own[0]["figures"]), "loss": loss_of(sets[0]["figures"])}
-        loss = f"{words.shown(found['added_loss'])} ({loss_in_words(own[0]['figures'])})"
+        loss = f"{words.shown(found['added_loss'])} against PyTorch ({loss_in_words(own[0]['figures'])})"
         say(f"{name}: {found['bytes'] / 1e6:.1f} MB, loss {loss}")
         if not found["added_loss"] <= settings["max_loss"]:
             raise ValueError(
@@ -170,7 +170,7 @@ def loss_of(figures: Mapping[str, float]) -> float:
         >>> round(loss_of({"cosine": 0.98, "same nearest": 0.9}), 6)
         0.02
     """
-    return max(loss for loss, _ in _losses(figures))
+    return max(_losses(figures))[0]
 
 
 def loss_in_words(figures: Mapping[str, float]) -> str:
@@ -183,12 +183,18 @@ def loss_in_words(figures: Mapping[str, float]) -> str:
     return max(_losses(figures))[1]
 
 
-def _losses(figures: Mapping[str, float]) -> Iterable[tuple[float, str]]:
+def _losses(figures: Mapping[str, float]) -> Iterator[tuple[float, str]]:
+    """Losses with their names; infinite if an output is not finite."""
+    for loss, name in _finite_or_not(figures):
+        yield loss if math.isfinite(loss) else math.inf, name
+
+
+def _finite_or_not(figures: Mapping[str, float]) -> Iterator[tuple[float, str]]:
     for label in dict.fromkeys(key.rpartition(": ")[0] for key in figures):
         own = {key.rpartition(": ")[2]: value for key, value in figures.items() if key.rpartition(": ")[0] == label}
         if "perplexity" in own:
-            ratio = own["perplexity"] / own["original perplexity"]
-            yield max(0.0, math.log(ratio)), "log of the ratio of perplexities"
+            gain = math.log(own["perplexity"] / own["original perplexity"])
+            yield 0.0 if gain < 0 else gain, "log of the ratio of perplexities"
         elif "same best" in own:
             yield 1 - own["same best"], "1 - part of equal predictions"
         elif "Spearman" in own:
