@@ -15,11 +15,16 @@ import onnxruntime
 from tokenizers import Tokenizer
 
 folder, port = Path(sys.argv[1]), int(sys.argv[2])
+others = [path for path in folder.glob("[1-9]_*") if path.name not in ("1_Pooling", "2_Normalize")]
+pooling = folder / "1_Pooling" / "config.json"
+if others or (pooling.exists() and not json.loads(pooling.read_text()).get("pooling_mode_mean_tokens")):
+    sys.exit(f"{folder} does not return the mean of its tokens: change encode() below to what it does")
 graph = next(folder.rglob("model.onnx"))
 config = json.loads((graph.parent.parent / "config.json").read_text())
 tokenizer = Tokenizer.from_file(str(next(folder.rglob("tokenizer.json"))))
 tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
-tokenizer.enable_truncation(128)
+limits = [json.loads(path.read_text()).get("max_seq_length") for path in folder.glob("sentence_*_config.json")]
+tokenizer.enable_truncation(next(filter(None, limits), 128))
 options = onnxruntime.SessionOptions()
 options.intra_op_num_threads = 1  # requests run side by side
 session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
@@ -40,9 +45,12 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # a client may send many requests over one connection
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        answer = json.dumps({"vectors": encode(asked["texts"]).tolist()}).encode()
-        self.send_response(200)
+        try:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, answer = 200, json.dumps({"vectors": encode(asked["texts"]).tolist()}).encode()
+        except (KeyError, TypeError, ValueError):
+            status, answer = 400, b'{"error": "expected {\\"texts\\": [\\"a text\\", ...]}"}'
+        self.send_response(status)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)

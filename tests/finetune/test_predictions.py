@@ -94,7 +94,7 @@ def test_probabilities_and_key_columns_in_every_format(tuned, tmp_path, monkeypa
     names = [("no", "yes")[i] for i in logits.argmax(1).tolist()]
     assert [row["predicted_label"] for row in found] == names
     right = sum(name == row["label"] for name, row in zip(names, rows, strict=True))
-    assert done == (COUNT, {"accuracy": pytest.approx(right / COUNT)}) and 0 < right < COUNT
+    assert done == (COUNT, {"accuracy": pytest.approx(right / COUNT)}, COUNT, 0) and 0 < right < COUNT
     assert max(sizes) == 7 and sum(sizes) == COUNT  # no part of the file is larger
     assert seen[-1] == (COUNT, COUNT if source == "a.parquet" else 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([source, target])
@@ -287,3 +287,22 @@ def test_a_tokenizer_without_special_tokens_refuses_a_row_without_tokens(tmp_pat
     data = put(tmp_path / "a.jsonl", [{"text": "w1"}, {"text": None}])
     with pytest.raises(ValueError, match=r"the text of row 2 of .*a\.jsonl has no tokens"):
         predict(folder, data, out=tmp_path / "p.csv")
+
+
+def test_labels_that_are_no_classes_are_counted_and_said(root, tuned, tmp_path, run):
+    """Rows without a label are none of these."""
+    rows = rows_of()
+    rows[0]["label"], rows[1]["label"], rows[2]["label"] = "maybe", "", "perhaps"
+    found = predict(tuned, put(tmp_path / "rows.csv", rows), out=tmp_path / "p.csv")
+    assert (found.rows, found.scored, found.unknown) == (COUNT, COUNT - 3, 2)
+    code, out, _ = run("predict", tuned, tmp_path / "rows.csv", "--out", tmp_path / "q.csv")
+    assert code == 0 and "warning: 2 of 29 labels are no class of the model" in out
+
+
+def test_a_tuned_model_of_the_hub(root, tuned, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, ignore_patterns: str(tuned))
+    data = put(tmp_path / "rows.csv", rows_of())
+    predict("me/tuned", data, out=tmp_path / "p.csv")
+    predict(tuned, data, out=tmp_path / "q.csv")
+    assert (tmp_path / "p.csv").read_text() == (tmp_path / "q.csv").read_text()
+    assert type(load("me/tuned")[0]).__name__ == type(load(tuned)[0]).__name__

@@ -79,6 +79,11 @@ def command(
             progress=lambda done, total: show("predicting", done, total),
         )
     _done(found.rows, found.score)
+    if found.unknown and found.scored:
+        say(
+            f"warning: {found.unknown:,} of {found.scored + found.unknown:,} labels are no class of the model, or no "
+            "numbers: these rows are left out of the score"
+        )
     return wrote(out)
 
 

@@ -22,7 +22,7 @@ from snnk import _checks, _io
 from snnk.finetune.config import POOLING, FinetuneConfig
 from snnk.hf.classify.mean import MeanPooled
 from snnk.hf.data import pad_id
-from snnk.hf.folders import find_folder, refuse_unsafe, some
+from snnk.hf.folders import find_folder, some
 from snnk.hf.models import POSITIONS_FROM_PADDING, Loaded, load_model, load_processor, quiet, refuse_nan
 
 FORMAT = "snnk.Finetune/1"
@@ -33,7 +33,7 @@ def load(folder: str | Path, *, base: str | Path | None = None) -> tuple[Any, An
     """Load a model that `finetune` wrote, in eval mode, and its tokenizer or image processor.
 
     Args:
-        folder: the `out` of the run.
+        folder: the `out` of the run, or its name on the hub.
         base: for an adapter, the folder or hub name of its base model. Default: the base model of the run, by its name
             on the hub, or by its place relative to `folder`, or by its place on the machine of the run.
 
@@ -42,9 +42,7 @@ def load(folder: str | Path, *, base: str | Path | None = None) -> tuple[Any, An
         >>> model(**tokenizer("a text", return_tensors="pt")).logits  # doctest: +SKIP
         tensor([[-1.2, 1.3]])
     """
-    folder = Path(folder)
-    if folder.is_dir():
-        refuse_unsafe(folder)
+    folder = find_folder(str(folder))
     facts = read_metrics(folder)
     adapter, images, mean = facts["adapter"], facts["images"], facts["config"]["pooling"] == "mean"
     source = str(folder)

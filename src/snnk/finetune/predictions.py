@@ -58,10 +58,16 @@ Columns = dict[str, list[Any]]
 
 
 class RowPredictions(NamedTuple):
-    """The result of `predict`: the number of rows, and {"accuracy": ...} or {"R2": ...} if the rows have labels."""
+    """The result of `predict`.
+
+    `score` is {"accuracy": ...} or {"R2": ...} if rows have labels, `scored` is the number of rows that it is computed
+    on, and `unknown` the number of those whose labels are no class of the model, or no numbers: these are left out.
+    """
 
     rows: int
     score: dict[str, float]
+    scored: int = 0
+    unknown: int = 0
 
 
 @dataclass(frozen=True)
@@ -222,17 +228,18 @@ def predict(
             progress(done, total)
         if write is None:
             raise ValueError(f"{data} is empty: it has no rows")
-    return RowPredictions(done, score.result())
+    return RowPredictions(done, score.result(), score.count, score.unknown)
 
 
 def open_model(
     model: str | Path, base: str | None, text: str | None, text_pair: str | None, max_length: int | None
 ) -> Predictor:
     """The model of a folder or of the hub, with the columns and the length that its training recorded, if any."""
-    if is_tuned(Path(model)):
-        facts = read_metrics(Path(model))
+    root = find_folder(str(model))
+    if is_tuned(root):
+        facts = read_metrics(root)
         described = facts.get("data", {})
-        network, processor = load(model, base=base)
+        network, processor = load(root, base=base)
         names = facts["labels"]
         text, text_pair = text or described.get("text"), text_pair or described.get("text_pair")
         most = max_length or described.get("max_length") or facts["config"].get("max_length")
@@ -246,7 +253,6 @@ def open_model(
         )
     if base is not None:
         raise ValueError(f"base is for adapters of snnk finetune; {model} is none, leave out base {base}")
-    root = find_folder(str(model))
     folder = root / find_transformer(root)
     config: Any = read_config(folder)
     kind = class_of(config)
@@ -432,20 +438,22 @@ class _Score:
 
     def __init__(self, names: Sequence[str] | None) -> None:
         self.names = None if names is None else set(names)
-        self.count, self.loss = 0, 0.0
+        self.count, self.unknown, self.loss = 0, 0, 0.0
         self.total, self.squares, self.origin = 0.0, 0.0, 0.0
 
     def add(self, labels: list[Any], found: list[Any]) -> None:
+        given = [(y, guess) for y, guess in zip(labels, found, strict=True) if y is not None and y == y and y != ""]
         if self.names is not None:
-            pairs = [(class_name(y), guess) for y, guess in zip(labels, found, strict=True)]
-            known = [(y, guess) for y, guess in pairs if y in self.names]
+            known = [(class_name(y), guess) for y, guess in given if class_name(y) in self.names]
             self.loss += sum(y == guess for y, guess in known)
             self.count += len(known)
+            self.unknown += len(given) - len(known)
             return
-        numbers = [(y, guess) for y, guess in zip(map(as_number, labels), found, strict=True) if y is not None]
+        numbers = [(number, guess) for y, guess in given if (number := as_number(y)) is not None]
         if numbers and not self.count:
             self.origin = numbers[0][0]  # about it, sums of squares keep their digits
         self.count += len(numbers)
+        self.unknown += len(given) - len(numbers)
         for y, guess in numbers:
             self.loss += (y - guess) ** 2
             self.total += y - self.origin

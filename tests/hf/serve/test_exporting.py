@@ -17,6 +17,7 @@ from snnk.hf.replace import replace_
 from snnk.hf.serve import forms, graphs, quantizing
 from snnk.hf.serve import served as served_stages
 from snnk.hf.serve.served import loss_of
+from snnk.hf.serve.sessions import Session
 
 from helpers.architectures import make as make_architecture
 from helpers.architectures import perturb_
@@ -310,6 +311,31 @@ def test_the_loss_of_each_kind_of_output():
     assert loss_of({"original perplexity": 2.0, "perplexity": 1.0}) == 0.0
 
 
+def test_outputs_that_are_not_finite_are_no_small_loss():
+    nan = float("nan")
+    assert loss_of({"original perplexity": 5.0, "perplexity": nan}) == float("inf")
+    assert loss_of({"start: Spearman": 0.99, "end: Spearman": nan}) == float("inf")
+    model, batch = make("BertModel").eval(), {"input_ids": torch.ones(1, 4, dtype=torch.long)}
+
+    def run(given, names):
+        return [torch.full((1, 4, model.config.hidden_size), nan) for _ in names]
+
+    session = Session(("input_ids",), ("last_hidden_state",), run, {})
+    with pytest.raises(ValueError, match="differs from PyTorch by nan"):
+        graphs.check_same(model, session, [batch])
+
+
+def test_a_model_with_a_decoder_behind_its_encoder_is_refused_with_advice(tmp_path, run):
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 43}
+    folder = save(hf.T5ForConditionalGeneration(hf.T5Config(**sizes)), tmp_path / "model")
+    (tmp_path / "texts.txt").write_text("\n".join(make_texts(60)))
+    code, _, err = run(
+        "export", folder, "--calibration", tmp_path / "texts.txt", "--to", "onnx", "--out", tmp_path / "out"
+    )
+    assert code == 2 and "T5ForConditionalGeneration" in err and not (tmp_path / "out").exists()
+    assert "export its encoder" in err
+
+
 def test_a_reranker_returns_the_scores_of_the_cross_encoder(tmp_path, brief):
     """The cross-encoder is that of sentence-transformers; nothing was calibrated with the pairs."""
     sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -427,7 +453,7 @@ def test_compress_ends_in_what_is_served(bert, texts, tmp_path, quick, brief, ru
     few = ("compress", bert, "--calibration", tmp_path / "few.txt", "--out", out, "--for", "openvino-int8")
     if find_spec("nncf") is not None:
         code, printed, err = run(*few)
-        assert code == 2 and "at least 32 are needed" in err and "--for onnx-int8" in err and "fitt" not in printed
+        assert code == 2 and "at least 32 are needed" in err and "or --for onnx-int8)" in err and "fitt" not in printed
         code, printed, err = run(*few, "--target-speedup", 1.3)
         assert code == 2 and "at least 32 are needed" in err and "measuring" not in printed
     write = graphs.write_onnx
