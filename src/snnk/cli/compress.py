@@ -152,6 +152,8 @@ def command(
         times = {"before": 1e3 * timing["original_seconds"], "after": 1e3 * timing["compressed_seconds"]}
         rows.append({"what": what, **times})
     show_table(found["base_model"], {"what": "", "before": "original", "after": "compressed"}, rows)
+    for doubt in speed["doubts"]:
+        say(f"warning: latency: {doubt}")
     if "served" in found:
         show_stages(found["served"])
     held = found["held_out"]

@@ -137,12 +137,16 @@ def test_static_embeddings_are_compared_by_neighbours(texts, tmp_path, monkeypat
         json.dumps([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}])
     )
     point = frontier(folder, texts, out=tmp_path / "curve", say=said.append, **options)["points"][-1]
-    assert (point["name"], point["keep"], point["bytes"]) == ("model2vec of the original", None, vectors.nbytes)
+    assert (point["name"], point["keep"], point["bytes"]) == (
+        "model2vec of the original, with its tokenizer",
+        None,
+        vectors.nbytes,
+    )
     held = point["held_out"][0]["figures"]
     assert "cosine" not in held and 0 <= held["same nearest"] <= 1 and min(point["seconds"]) > 0
     assert any("there is no point of wordllama to compare with" in line for line in said)
     page = check_page((tmp_path / "curve" / "report.html").read_text())
-    assert page.tags.count("circle") == 6 and "model2vec of the original" in page.texts
+    assert page.tags.count("circle") == 6 and "model2vec of the original, with its tokenizer" in page.texts
 
 
 def test_all_models_are_compared_as_they_are_served(bert, texts, tmp_path):

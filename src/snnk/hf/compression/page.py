@@ -315,7 +315,8 @@ def _facts(report: Mapping[str, Any]) -> dict[str, str]:
         f"{report['report']['held_out_tokens']:,} to measure the errors of blocks",
         "agreement": f"measured on {' and '.join(map(figures.described, report['held_out']))}",
         "latency": f"{speed['original_seconds']:.4f} s before, {speed['compressed_seconds']:.4f} s after, for "
-        f"{speed['inputs']}; {speed['clock']} time, medians of {speed['rounds']} rounds in turns",
+        f"{speed['inputs']}; {speed['clock']} time, medians of {speed['rounds']} rounds in turns"
+        + "".join(f"; {doubt}" for doubt in speed["doubts"]),
         **({"format": f"{saved['format']}: {saved['reason']}"} if (saved := report.get("saved_as")) else {}),
         "settings": ", ".join(f"{key} {value}" for key, value in report["settings"].items() if value is not None),
         "versions": ", ".join(f"{name} {version}" for name, version in report["versions"].items()),

@@ -345,8 +345,6 @@ def fit_and_write(
         if timing is not None and plan.timings is not None:
             drift = timing["original_seconds"] / plan.timings.seconds  # of the machine, since the plan was made
             warned += _warn([doubts.late(drift * timing["predicted_seconds"], timing["compressed_seconds"])], say)
-        speed = pages.latency(original, network, batches)
-        warned += _warn((f"latency: {doubt}" for doubt in speed.pop("doubts")), say)
         found = {
             "format": pages.FORMAT,
             "base_model": prepared.name,
@@ -355,7 +353,7 @@ def fit_and_write(
             "blocks_in_all": blocks,
             "saved_as": saved,
             "bytes": {"original": bytes_of(original), "compressed": bytes_of(network)},
-            "latency": speed,
+            "latency": pages.latency(original, network, batches),
             "timing": timing,
             "agreement": sets[0]["figures"],
             "held_out": sets,

@@ -20,6 +20,7 @@ from snnk.hf.compression.outputs import probe
 from snnk.hf.folders import copy_others
 from snnk.hf.models import quiet, without_place
 from snnk.hf.serve import report as pages
+from snnk.hf.serve.graphs import refusal
 from snnk.hf.serve.served import MAX_LOSS, check_settings, make_graphs
 from snnk.hf.widening import Gathered, gather
 
@@ -106,7 +107,10 @@ def _export(
     inputs = read_inputs(source, calibration, settings)
     say(f"inputs: {inputs.given}")
     pooling, note = pooling_with_note(source.folder)
-    outputs = probe(network, inputs.batches[0], pooling)
+    try:
+        outputs = probe(network, inputs.batches[0], pooling)
+    except Exception as error:  # of the model's code, which needs other inputs
+        raise ValueError(refusal(network, error)) from error
     with _io.new_folder(out) as temporary:
         card = copy_others(source.folder, source.inner, temporary)
         for name in OWN:

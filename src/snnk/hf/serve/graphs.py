@@ -96,7 +96,7 @@ def write_onnx(model: PreTrainedModel, batch: Batch, path: Path) -> str | None:
     try:
         outputs = output_names(model, inputs)
     except Exception as error:  # of the model's code, which needs other inputs
-        raise ValueError(_refusal(model, error)) from error
+        raise ValueError(refusal(model, error)) from error
     written, reason = None, None
     with counting_mode(model), silenced(), eager_attention(model):
         if is_causal(model):
@@ -107,7 +107,7 @@ def write_onnx(model: PreTrainedModel, batch: Batch, path: Path) -> str | None:
         try:
             written = written or _export(model, inputs, outputs, {})
         except Exception as error:  # torch.export and the exporter raise errors of many types
-            raise ValueError(_refusal(model, error)) from error
+            raise ValueError(refusal(model, error)) from error
         weights = sum(p.nbytes for p in model.parameters())
         written.save(path, external_data=weights > 2**30)
     _tidy(onnx, path)
@@ -291,7 +291,7 @@ def _tidy(onnx: Any, path: Path) -> None:
     onnx.save(proto, path)
 
 
-def _refusal(model: PreTrainedModel, error: Exception) -> str:
+def refusal(model: PreTrainedModel, error: Exception) -> str:
     """The module of the model in which the export failed, the operator if it is known, and advice."""
     names = {id(module): name for name, module in model.named_modules()}
     place, chain = "", ""
