@@ -113,6 +113,7 @@ def targets(rows: list[dict[str, Any]]) -> Iterator[tuple[str, bool]]:
     """For each target a line with our best, and whether it is reached."""
     rival = next((row for row in rows if (row["model"], row["runtime"], row["precision"]) == RIVAL), None)
     if rival is None:
+        yield f"there is no row of {', '.join(RIVAL)} to compare with", False
         return
     for times, points in TARGETS.items():
         near = [row for row in rows if row["model"] != "original" and row["spearman"] >= rival["spearman"] - points]
@@ -131,6 +132,9 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="folder of GLUE, with STS-B")
     parser.add_argument("--keeps", default="0.33,0.25,0.21")
     parser.add_argument("--compressed", default="", help="folders of snnk compress, in place of --keeps")
+    parser.add_argument(
+        "--judge", action="store_true", help="fail if a target is missed; these are for MiniLM and VNNI"
+    )
     parser.add_argument("--seconds", type=float, default=120.0, help="most seconds of the measurement per batch")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/serving.json"))
     args = parser.parse_args()
@@ -192,8 +196,7 @@ def main() -> int:
     for line, reached in targets(rows):
         sys.stdout.write(f"{line}: {'reached' if reached else 'missed'}\n")
         missed += not reached
-    judged = config.model == "minilm" and "VNNI" in results.environment["instructions"]
-    return int(judged and missed > 0)
+    return int(args.judge and missed > 0)
 
 
 if __name__ == "__main__":

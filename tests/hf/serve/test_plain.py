@@ -20,7 +20,7 @@ from snnk.hf.serve.plain import MOST, check_plan, choose, fit_of, plain_model, p
 from helpers.architectures import ATTENTION, ROWS, WIDTH, conditional, heads, inputs, make, output, perturb_, towers
 from helpers.compression import check_page
 from helpers.processes import in_a_fresh_process
-from helpers.texts import make_texts, save
+from helpers.texts import make_texts, make_tokenizer, save
 
 BLOCKED = "sys.modules['snnk'] = None  # an import of it fails"
 OTHERS = ("siglip_vision_model",)  # rows whose field for the neurons per block has another meaning, too
@@ -86,6 +86,24 @@ def test_fields_of_the_configuration(row, fields):
     config = fit_of(model).config
     assert {name: getattr(config, name) for name in fields} == fields
     assert model.config.quantization_config is not None  # the model itself stays as it is
+
+
+def test_sentence_transformers_loads_a_plain_folder(tmp_path):
+    model = compress_by_hand(make("bert", vocab_size=43), (5, 5)).eval()
+    texts, folder = make_texts(6), save(plain_model(model), tmp_path / "plain")
+    code = f"""
+import sys
+{BLOCKED}
+from sentence_transformers import SentenceTransformer
+print(SentenceTransformer({str(folder)!r}).encode({texts!r}).tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    batch = make_tokenizer()(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states, mask = model(**batch).last_hidden_state, batch["attention_mask"][..., None]
+    found = torch.tensor(json.loads(done.stdout.splitlines()[-1]))
+    torch.testing.assert_close(found, (states * mask).sum(1) / mask.sum(1), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("row", ["bert", "gpt2", "vit"])
