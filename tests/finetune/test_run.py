@@ -245,3 +245,28 @@ def test_dropout_of_the_base_model_can_be_left_out(root, tmp_path, monkeypatch, 
     monkeypatch.setattr(trainer._Run, "step", noted)
     finetune(make_config(root, tmp_path / "out", method="lora", max_steps=1, dropout=dropout))
     assert modes == [(dropout, True)]
+
+
+@pytest.mark.parametrize(
+    ("options", "doubt"),
+    [
+        (
+            {"method": "full", "learning_rate": 10.0, "epochs": 1},
+            "the start was kept: try another learning rate than 10",
+        ),
+        (
+            {"method": "full", "learning_rate": 1e-3, "classifier_start": "random", "epochs": 1},
+            "more epochs or steps may",
+        ),
+        ({"max_steps": 0}, None),
+    ],
+)
+def test_a_training_that_did_not_help_or_was_cut_off_is_warned_of(root, tmp_path, options, doubt):
+    said = []
+    found = finetune(make_config(root, tmp_path / "out", **options), say=said.append).metrics
+    card = (tmp_path / "out" / "README.md").read_text()
+    if doubt is None:
+        assert found["warnings"] == [] and "Warning" not in card
+        return
+    (told,) = found["warnings"]
+    assert doubt in told and f"warning: {told}" in said and f"Warning: {told}." in card

@@ -86,7 +86,8 @@ table above.
 ## Training
 
 {settings}. Classifier start: {start["kind"]}. {done["steps"]:,} steps of {done["planned_steps"]:,}\
-{", stopped early" if done["stopped_early"] else ""}, {done["seconds"]:.0f} s.
+{", stopped early" if done["stopped_early"] else ""}, {done["seconds"]:.0f} s.\
+{"".join(f" Warning: {doubt}." for doubt in metrics.get("warnings", ()))}
 
 | epoch | {" | ".join(name.replace("_", " ") for name in names)} |
 |---|{"---|" * len(names)}

@@ -164,6 +164,9 @@ def _finetune(
         )
     if not found.main:
         return FinetuneResult(out, model, processor, {}, main=False)
+    warned = _doubts(found, settings)
+    for doubt in warned:
+        say(f"warning: {doubt}")
     best = {k: v for k, v in found.history[found.best].items() if k not in ("epoch", "step", "train_loss")}
     scores: dict[str, Any] = {"validation": best}
     finish = None
@@ -196,6 +199,7 @@ def _finetune(
         "head_storage": storage or None,
         "classifier_start": start,
         "training": _training(found),
+        "warnings": warned,
         "settings": asdict(settings),
         "config": _options(config),
         "seed": config.seed,
@@ -271,6 +275,20 @@ def _key(config: FinetuneConfig, method: Method, settings: TrainingSettings, inp
         for row in data.rows:
             digest.update(hashlib.sha256(row.read_bytes()).digest() if isinstance(row, Path) else repr(row).encode())
     return digest.hexdigest()[:16]
+
+
+def _doubts(found: Trained, settings: TrainingSettings) -> list[str]:
+    """Warnings of a training that did not help, or that was cut off while it helped."""
+    if not found.steps:
+        return []
+    if found.best == 0:
+        return [
+            "no epoch was better than the start on the validation rows, so that the start was kept: try another "
+            f"learning rate than {settings.learning_rate:g}"
+        ]
+    if found.best == len(found.history) - 1:
+        return ["the last epoch was the best on the validation rows: more epochs or steps may improve the model"]
+    return []
 
 
 def _training(found: Trained) -> dict[str, Any]:
