@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -479,5 +480,6 @@ def test_compress_ends_in_what_is_served(bert, texts, tmp_path, quick, brief, ru
     assert losses[1] == pytest.approx(losses[0], abs=1e-4) and abs(losses[2] - losses[0]) < 0.2
     assert (out / "model.safetensors").is_file() and (out / "onnx" / "model.onnx").is_file()
     page = check_page((out / "report.html").read_text())
-    assert "From the original to what is served" in page.texts and "ms, 32 x 32 tokens" in " ".join(page.texts)
+    assert "From the original to what is served" in page.texts
+    assert re.search(r"ms of \w+ time, \d+ threads?, 32 x 32 tokens", " ".join(page.texts))
     assert "ORTModelForFeatureExtraction" in (out / "README.md").read_text()

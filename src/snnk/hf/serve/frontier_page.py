@@ -9,6 +9,7 @@ from snnk._text import html as escape
 from snnk.hf.compression import figures
 from snnk.hf.compression.bars import GREY, NEW
 from snnk.hf.compression.page import STYLE, heading, scatter
+from snnk.hf.serve.using import milliseconds
 
 FORMAT = "snnk.Frontier/1"
 EXPORTED = "#c2571a"  # colour of exported models
@@ -33,7 +34,7 @@ def main_figure(points: Sequence[Mapping[str, Any]], part: int = 0) -> str:
 
 def headings(report: Mapping[str, Any], part: int = 0) -> list[str]:
     """Headings of `rows`."""
-    times = [f"ms, {found['inputs']}" for found in report["latency"]]
+    times = [milliseconds(found) for found in report["latency"]]
     faster = [f"times as fast, {found['inputs']}" for found in report["latency"]]
     return ["", "MB", *times, *faster, *(_words(key) for key in _shown(report, part))]
 

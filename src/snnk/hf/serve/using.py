@@ -65,7 +65,18 @@ def cache_note(report: Mapping[str, Any]) -> str:
 
 def heads(report: Mapping[str, Any]) -> list[str]:
     """Headings of `rows`."""
-    return ["stage", "MB", *(f"ms, {found['inputs']}" for found in report.get("latency", ())), "loss"]
+    return ["stage", "MB", *(milliseconds(found) for found in report.get("latency", ())), "loss"]
+
+
+def milliseconds(latency: Mapping[str, Any]) -> str:
+    """The heading of milliseconds for a batch, with the clock and the number of threads.
+
+    Example:
+        >>> milliseconds({"clock": "processor", "threads": 1, "inputs": "1 x 32 tokens"})
+        'ms of processor time, 1 thread, 1 x 32 tokens'
+    """
+    threads = latency["threads"]
+    return f"ms of {latency['clock']} time, {threads} thread{'s' if threads > 1 else ''}, {latency['inputs']}"
 
 
 def rows(report: Mapping[str, Any]) -> list[list[str]]:
