@@ -55,6 +55,18 @@ MaxLength = Annotated[int, typer.Option(help="Most tokens per input; the model's
 Seed = Annotated[int, typer.Option(help="Seed of everything random.", min=0, max=2**31)]
 
 
+def steps(recover: str) -> int | str:
+    """The value of --recover.
+
+    Example:
+        >>> steps("auto"), steps("300")
+        ('auto', 300)
+    """
+    if recover != "auto" and not recover.isdecimal():
+        raise ValueError(f"--recover must be a number of steps, or auto; got {recover!r}")
+    return recover if recover == "auto" else int(recover)
+
+
 def require(*packages: str, extra: str) -> None:
     """Raise an error that names the extra to install if one of the packages is missing."""
     missing = [name for name in packages if find_spec(name) is None]

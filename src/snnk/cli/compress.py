@@ -115,12 +115,10 @@ def command(
 ) -> None:
     """Compress a Hugging Face model in minutes, without labels or a GPU."""
     options = {name: value for name, value in locals().items() if name not in ("model", "calibration", "out", "base")}
-    if recover != "auto" and not recover.isdecimal():
-        raise ValueError(f"--recover must be a number of steps, or auto; got {recover!r}")
     if not (sizes := re.fullmatch(r"(\d{1,9})x(\d{1,9})", tokens)):
         raise ValueError(f"--tokens must be the number of inputs and of tokens per text, such as 1x32; got {tokens!r}")
     options["tokens"] = int(sizes[1]), int(sizes[2])
-    options["recover"] = recover if recover == "auto" else int(recover)
+    options["recover"] = _options.steps(recover)
     _io.check_out(out, new=not checkpoint_of(out).exists())
     _options.require("transformers", extra="hf")
     from snnk.hf import compress

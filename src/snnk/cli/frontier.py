@@ -23,13 +23,7 @@ EXAMPLES = (
 def command(
     model: _options.Model,
     out: Annotated[Path, typer.Option("--out", help="New folder for frontier.json and report.html.")],
-    calibration: Annotated[
-        Path | None,
-        typer.Option(
-            help=f"Unlabelled inputs: lines of text, {_options.FILES}, or a folder of images. "
-            "Default: general English text; texts of the kind that the model will read give better results."
-        ),
-    ] = None,
+    calibration: _options.Calibration = None,
     budgets: Annotated[
         str, typer.Option(help="Values of keep, the part of the blocks' parameters that stays.")
     ] = "0.5,0.33,0.25,0.15",
@@ -68,18 +62,13 @@ def command(
     recover_minutes: Annotated[
         float, typer.Option(help="Most minutes of distillation per budget with --recover auto.")
     ] = 5.0,
-    column: Annotated[
-        str | None,
-        typer.Option(help="Column of the texts, or two with a comma between them for pairs. Default: the first one."),
-    ] = None,
+    column: _options.Column = None,
     max_length: _options.MaxLength = 128,
     seed: _options.Seed = 0,
 ) -> None:
     """Compress a model with several budgets in one run, and compare size, latency and agreement."""
     options = {name: value for name, value in locals().items() if name not in ("model", "calibration", "out")}
-    if recover != "auto" and not recover.isdecimal():
-        raise ValueError(f"--recover must be a number of steps, or auto; got {recover!r}")
-    options["recover"] = recover if recover == "auto" else int(recover)
+    options["recover"] = _options.steps(recover)
     try:
         options["budgets"] = [float(part) for part in budgets.split(",")]
     except ValueError:
