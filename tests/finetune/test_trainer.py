@@ -168,3 +168,11 @@ def test_two_processes_give_what_one_gives(root, one, tmp_path, kind):
     a, b = ({k: v for k, v in weights(m).items() if "original_module" not in k} for m in (one.model, two))
     assert a.keys() == b.keys()
     assert max(float((a[name] - b[name]).abs().max()) for name in a) < 1e-5
+
+
+def test_a_second_training_of_a_model_is_in_bfloat16_too(data):
+    model, seen = make_model(), []
+    model.classifier.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    for bf16 in (True, False, True):
+        train(model, data, None, TrainingSettings(max_steps=1, bf16=bf16))
+    assert seen == [True, False, True]

@@ -141,6 +141,7 @@ def train(
             run.go(progress)
         finally:
             accelerator.unwrap_model(run.model, keep_fp32_wrapper=False)
+            vars(model).pop("_is_accelerate_prepared", None)  # otherwise another training would be in float32
             model.eval()
     if sharded:
         state = accelerator.get_state_dict(run.model)
