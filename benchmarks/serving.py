@@ -21,7 +21,7 @@ import copy
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from snnk.hf.serve.forms import FORMS, check_form, write_form
 from snnk.hf.serve.latency import SPREAD, measure
 
 SHAPES = {"1x16": (1, 16), "1x128": (1, 128), "32x32": (32, 32), "32x128": (32, 128)}
+TORCH_INT8 = "torch-int8"
 RIVAL = ("original", "openvino", "int8")
 TARGETS = {2.0: 0.3, 2.5: 0.8}  # times as fast as the rival, and points of Spearman below it at most, of MiniLM
 JUDGED = ("1x16", "32x32")
@@ -75,15 +76,21 @@ class Contender:
         return f"{self.model}, {self.runtime}, {self.precision}"
 
 
-def contenders(name: str, keep: float, folder: Path, texts: Path, work: Path, threads: int) -> Iterator[Contender]:
-    """The model of a folder in every runtime that is installed, in float32 and int8."""
+def contenders(
+    name: str, keep: float, folder: Path, texts: Path, work: Path, threads: int, forms: Sequence[str]
+) -> Iterator[Contender]:
+    """The model of a folder in PyTorch, in float32 and int8, and in these forms, if their packages are installed."""
     model = AutoModel.from_pretrained(folder, trust_remote_code=False).eval()
-    small = int8(copy.deepcopy(model))
-    for precision, network in (("float32", model), ("int8", small)):
+    networks = {"float32": model}
+    if TORCH_INT8 in forms:
+        networks["int8"] = int8(copy.deepcopy(model))
+    for precision, network in networks.items():
         yield Contender(name, keep, "torch", precision, states_of(network), size_of(network)[1])
     source = open_source(str(folder), work, lambda text: None)
     inputs = read_inputs(source, texts, {"column": None, "max_length": 128, "seed": 0})
     for form, (to, mode) in FORMS.items():
+        if form not in forms:
+            continue
         try:
             check_form(form)
         except ImportError as error:
@@ -135,6 +142,9 @@ def main() -> int:
     parser.add_argument(
         "--judge", action="store_true", help="fail if a target is missed; these are for MiniLM and VNNI"
     )
+    parser.add_argument(
+        "--forms", default=",".join((TORCH_INT8, *FORMS)), help="which to run beside PyTorch in float32; default: all"
+    )
     parser.add_argument("--seconds", type=float, default=120.0, help="most seconds of the measurement per batch")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/serving.json"))
     args = parser.parse_args()
@@ -153,7 +163,8 @@ def main() -> int:
         for keep in [] if args.compressed else [0.5] if args.quick else map(float, args.keeps.split(",")):
             compress(place.folder, place.texts, out=work / f"keep {keep}", keep=keep, **place.options)
             found.append((f"keep {keep}", keep, work / f"keep {keep}"))
-        entered = [c for model in found for c in contenders(*model, place.texts, work, config.threads)]
+        forms = args.forms.split(",")
+        entered = [c for model in found for c in contenders(*model, place.texts, work, config.threads, forms)]
         times = {}
         with torch.no_grad():
             for label, shape in SHAPES.items():
