@@ -43,6 +43,7 @@ def encode(texts: list[str]) -> np.ndarray:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # a client may send many requests over one connection
+    disable_nagle_algorithm = True  # the answer would wait for 40 ms behind its headers
 
     def do_POST(self) -> None:
         try:

@@ -88,7 +88,8 @@ def _find_view(model: PreTrainedModel, data: Data) -> str | None:
     del batch["labels"]
     with evaluating(model), _random_head(model):
         exact = model(**place(batch, model)).logits
-        if not float(exact.std(0).max()) > 1e-3 * float(exact.abs().max()):  # every view gives the same
+        spread = float(exact.std(0).max())  # small for a pooler that was never trained
+        if not spread > 1e-5 * float(exact.abs().max()):  # every view gives the same
             return None
         for name, view in VIEWS.items():
             try:
@@ -97,7 +98,7 @@ def _find_view(model: PreTrainedModel, data: Data) -> str | None:
                     logits = model(**{_entrance(model): view(states, mask)}).logits
             except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):  # it reads other states
                 continue
-            if logits.shape == exact.shape and torch.allclose(logits, exact, rtol=1e-4, atol=1e-5):
+            if logits.shape == exact.shape and float((logits - exact).abs().max()) <= 0.01 * spread:
                 return name
     return None
 
