@@ -109,8 +109,10 @@ def _export(
     pooling, note = pooling_with_note(source.folder)
     try:
         outputs = probe(network, inputs.batches[0], pooling)
-    except Exception as error:  # of the model's code, which needs other inputs
-        raise ValueError(refusal(network, error)) from error
+    except Exception as error:
+        if not network.config.is_encoder_decoder:
+            raise
+        raise ValueError(refusal(network, error)) from error  # the model's code needs inputs of its decoder
     with _io.new_folder(out) as temporary:
         card = copy_others(source.folder, source.inner, temporary)
         for name in OWN:
