@@ -35,6 +35,9 @@ def test_limit_train_draws_its_rows(root, tmp_path):
     config = make_config(root, tmp_path / "out", train=file, test=None, limit_train=40)
     inputs = read(config, make_tokenizer(), images=False)
     found = [*inputs.train.labels.tolist(), *inputs.validation.labels.tolist()]
-    assert len(found) == 40 and 10 < sum(found) < 30
+    assert len(inputs.train) == 40 and len(inputs.validation) == len(labels) - 40  # other rows, as there are enough
+    assert 10 < sum(inputs.train.labels.tolist()) < 30 and sum(found) == labels.count(max(labels))
+    few = read(replace(config, limit_train=len(labels) - 3), make_tokenizer(), images=False)
+    assert len(few.train) + len(few.validation) == len(labels) - 3  # three rows are too few to validate on
     assert read(config, make_tokenizer(), images=False).train.rows == inputs.train.rows
     assert read(replace(config, seed=1), make_tokenizer(), images=False).train.rows != inputs.train.rows

@@ -143,7 +143,7 @@ def test_glue_task_and_metrics(root, tmp_path):
         ({"train": "{root}/one.tsv"}, "all labels of .* are 'a'"),
         ({"train": "{root}/none.tsv"}, "no file"),
         ({"test": "{root}/one.tsv"}, "not in the training data: no, yes"),
-        ({"limit_train": 20}, "4 of each are needed: give more data, or a validation file"),
+        ({"limit_train": 3}, "4 of each are needed: give more data, or a validation file"),
         ({"model": "{root}/none"}, "none is no folder and cannot be the name of a model on the hub"),
         ({"model": "{root}/t5"}, "cannot be loaded as MeanPooled: .* no classifier for texts"),
         (

@@ -72,7 +72,9 @@ def command(
         int | None, typer.Option(help="Number of steps instead of epochs; 0 for the closed form alone.")
     ] = None,
     max_length: _options.MaxLength = 128,
-    limit_train: Annotated[int | None, typer.Option(help="Number of training rows to use, drawn at random.")] = None,
+    limit_train: Annotated[
+        int | None, typer.Option(help="Train on this many rows, drawn at random; validate on others.")
+    ] = None,
     dropout: Annotated[
         bool | None,
         typer.Option("--dropout/--no-dropout", help=f"Dropout of the base model while adapters are trained. {OWN}"),

@@ -32,7 +32,8 @@ class FinetuneConfig:
         layers: the feed-forward blocks that `uptrain` replaces: "all", "top-6" or "3,4,5". Default: the upper half.
         classifier_start: "closed-form" on the frozen features, or "random".
         max_length: tokens per row; tokenizer and model may allow fewer.
-        limit_train: use only this many rows of train, drawn at random.
+        limit_train: use only this many rows of train, drawn at random. Of the others, up to 1,000 are held out for
+            validation, if there are enough.
         learning_rate, batch_size, epochs, max_steps, weight_decay, schedule, dropout, seed: see `TrainingSettings`.
         bf16: compute in bfloat16. Default: if the processor has instructions for it.
 

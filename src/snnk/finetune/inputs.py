@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from snnk.finetune.config import FinetuneConfig
-from snnk.finetune.data import Data, Labels, encode_images, encode_texts
+from snnk.finetune.data import FEWEST, Data, Labels, encode_images, encode_texts
 from snnk.finetune.glue import glue_files
 from snnk.finetune.scores import CLASSIFICATION, REGRESSION
 from snnk.hf.data import arrow_columns, column_of, labelled_images, read_columns, text_column
@@ -16,6 +16,7 @@ from snnk.hf.models import read_config, token_limit
 
 PARTS = ("train", "validation", "test")
 HELD_OUT = 0.1  # fraction of train for validation, unless there is a file for it
+MOST_SPARE = 1000  # of the rows that limit_train leaves out, at most so many for validation
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,20 @@ class _Rows(NamedTuple):
     pairs: list[Any] | None
     labels: list[Any]
 
-    def take(self, count: int | None, seed: int) -> _Rows:
-        """That many rows, drawn at random."""
-        if count is None or count >= len(self.labels):
-            return self
-        chosen = sorted(random.Random(f"{seed} limit").sample(range(len(self.labels)), count))
+    def take(self, chosen: list[int]) -> _Rows:
+        """The rows with these indices."""
         columns = (None if column is None else [column[i] for i in chosen] for column in self[1:])
         return _Rows(self.source, *columns)  # type: ignore[arg-type]
+
+    def draw(self, count: int | None, seed: int) -> tuple[_Rows, _Rows]:
+        """That many rows, drawn at random, and others, at most MOST_SPARE."""
+        if count is None or count >= len(self.labels):
+            return self, self.take([])
+        generator, order = random.Random(f"{seed} limit"), range(len(self.labels))
+        chosen = set(generator.sample(order, count))
+        others = [i for i in order if i not in chosen]
+        spare = generator.sample(others, min(len(others), MOST_SPARE))
+        return self.take(sorted(chosen)), self.take(sorted(spare))
 
 
 def is_images(config: FinetuneConfig) -> bool:
@@ -92,9 +100,12 @@ def read(config: FinetuneConfig, processor: Any, images: bool) -> Inputs:
             return encode_images(processor, rows.inputs, encoded)
         return encode_texts(processor, rows.inputs, rows.pairs, encoded, length)
 
-    data = encode(train.take(config.limit_train, config.seed))
+    train, spare = train.draw(config.limit_train, config.seed)
+    data = encode(train)
     held, test = (None if rows is None else encode(rows) for rows in others)
-    if held is None:
+    if held is None and len(data) >= FEWEST and len(spare.labels) >= max(FEWEST, HELD_OUT * len(data)):
+        held = encode(spare)
+    elif held is None:
         data, held = data.split(HELD_OUT, config.seed)
     described |= {"text": text or None, "text_pair": pair, "label": label, "max_length": None if images else length}
     described |= {part: None if s is None else Path(s).name for part, s in zip(PARTS, sources, strict=True)}

@@ -13,6 +13,7 @@ from snnk.experiments import load, names
 from snnk.experiments.lab.records import Stored, reading
 
 NAME = "README.md"
+HOLDS = {True: "yes", False: "**no**", None: "open"}
 
 
 def write_page(folder: Path) -> Path:
@@ -26,7 +27,8 @@ def write_page(folder: Path) -> Path:
         "# The paper's claims and our figures",
         "",
         "`snnk reproduce --page` writes this page from the JSON files beside it, which have seed, versions, commit",
-        "and configuration with every row. The table has both figures for each claim, whether it holds or not.",
+        "and configuration with every row. The table has both figures for each claim, whether it holds or not. A claim",
+        "about training is open if the validation score was still rising when training was cut off.",
         "",
         "| experiment | the paper | ours | tolerance | holds |",
         "|---|---|---|---|---|",
@@ -52,7 +54,7 @@ def _claims(name: str, results: Stored) -> list[str]:
     lines = []
     for claim in [] if _is_small(name, results) else load(name).claims(results):
         cells = [markdown(claim[key]) for key in ("paper", "ours", "tolerance")]
-        cells.append("yes" if claim["holds"] else "**no**")
+        cells.append(HOLDS[claim["holds"]])
         lines.append(f"| [{name}](#{name}) | {' | '.join(cells)} |")
     return lines
 

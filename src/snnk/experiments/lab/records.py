@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = dict[str, Any]
+AXES = ("seeds", "tasks", "methods")  # parts of a configuration that say which rows there are; rows name their own
 UNREADABLE: tuple[type[Exception], ...] = (LookupError, TypeError, AttributeError, ArithmeticError, StopIteration)
 
 
@@ -44,9 +45,9 @@ def _commit() -> str:
 class Results:
     """The rows of one configuration in one JSON file, from which a second run continues.
 
-    Rows of the same configuration are reused, whatever their number of seeds, commit and machine; each row names its
-    commit and machine. If the file has rows of another configuration, it is renamed when the first new row is written.
-    A later run of that configuration finds it under its new name.
+    Rows of the same configuration are reused, whatever their number of seeds, their tasks and methods, commit and
+    machine; each row names its own. If the file has rows of another configuration, it is renamed when the first new row
+    is written. A later run of that configuration finds it under its new name.
 
     Args:
         path: the file. It is replaced as a whole, so it is never half-written.
@@ -91,7 +92,7 @@ class Results:
     @property
     def hash(self) -> str:
         """A hash of everything that makes rows comparable: configuration, version, data and model."""
-        settings = {key: value for key, value in self.config.items() if key != "seeds"}
+        settings = {key: value for key, value in self.config.items() if key not in AXES}
         return _digest([settings, self.environment["snnk"], *self.source.items()])
 
     def find(self, **key: Any) -> Row | None:
@@ -172,16 +173,16 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def claim(paper: str, ours: str, holds: bool, tolerance: str = "none") -> Row:
+def claim(paper: str, ours: str, holds: bool | None, tolerance: str = "none") -> Row:
     """One line of the table of claims.
 
     Args:
         paper: the paper's statement.
         ours: our figures.
-        holds: whether our figures support the statement.
+        holds: whether our figures support the statement; None if they decide nothing, as training had not ended.
         tolerance: the difference that is allowed, in words.
     """
-    return {"paper": paper, "ours": ours, "tolerance": tolerance, "holds": bool(holds)}
+    return {"paper": paper, "ours": ours, "tolerance": tolerance, "holds": None if holds is None else bool(holds)}
 
 
 def _plain(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from snnk.finetune.run import FinetuneResult
 
 EQUAL = 1.0  # points within which two scores count as equal, unless chance alone explains more
+LATE, SMALL = 2, 0.5  # a training has ended if the best validation score rose less than this in so many last epochs
 METRICS = {"cola": "mcc", "mrpc": "f1", "qqp": "f1", "stsb": "spearman"}  # the paper's; accuracy for other tasks
 
 
@@ -92,6 +93,27 @@ def row_of(result: FinetuneResult | None, metric: str) -> Row:
         "steps": training["steps"],
         "seconds": training["seconds"],
     }
+
+
+def course(training: Mapping[str, Any], metric: str) -> Row:
+    """How far a training went, from metrics.json: epochs, the best one, and whether the validation score still rose.
+
+    `late_gain` is the rise of the best score in the last LATE epochs, in points; it is 0 after an early stop.
+    """
+    scores = [100 * epoch[metric] for epoch in training["epochs"]]
+    late = 0.0 if training["stopped_early"] or len(scores) <= LATE else max(scores) - max(scores[:-LATE])
+    return {
+        "epochs": training["epochs"][-1]["epoch"],
+        "best_epoch": training["epochs"][training["best"]]["epoch"],
+        "late_gain": late,
+        "ended": late <= SMALL and len(scores) > LATE,
+    }
+
+
+def have_ended(rows: Iterable[Row]) -> bool:
+    """Whether the validation scores of these trainings had stopped rising, in the mean; not for rows without it."""
+    gains = [r.get("late_gain", math.inf) for r in rows]
+    return mean(gains) <= SMALL if gains else False
 
 
 def others(results: Results, name: str) -> list[str]:
