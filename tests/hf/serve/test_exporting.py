@@ -128,6 +128,16 @@ def same_graph(exported, monkeypatch):
     monkeypatch.setattr(graphs, "write_onnx", lambda model, batch, path: shutil.copy(graph, path) and None)
 
 
+def error_in_int8(served, batch, wanted, tmp_path):
+    """The squared error of an exported graph's logits after dynamic int8, over their mean square."""
+    path = tmp_path / "int8.onnx"
+    path.write_bytes((served / "onnx" / "model.onnx").read_bytes())
+    quantizing.quantize_(path, "onnx", "dynamic", [])
+    assert b"_scale" in path.read_bytes()
+    found = graphs.open_onnx(path)(batch)["logits"]
+    return float((found - wanted).square().mean() / wanted.square().mean())
+
+
 def vectors(model, texts):
     batch = make_tokenizer()(texts, padding=True, return_tensors="pt")
     with torch.no_grad():
@@ -355,6 +365,7 @@ def test_a_reranker_returns_the_scores_of_the_cross_encoder(tmp_path, brief):
     batch = make_paired()(*map(list, zip(*others, strict=True)), padding=True, return_tensors="pt")
     found = graphs.open_onnx(tmp_path / "served" / "onnx" / "model.onnx")(batch)["logits"][:, 0]
     assert torch.allclose(found, wanted, atol=1e-5) and wanted.std() > 1e-3
+    assert 1e-9 < error_in_int8(tmp_path / "served", batch, wanted[:, None], tmp_path) < 0.05
     assert "ORTModelForSequenceClassification" in (tmp_path / "served" / "README.md").read_text()
 
 
@@ -371,6 +382,7 @@ def test_images_of_any_number(tmp_path, brief):
         with torch.no_grad():
             wanted = model(pixel_values=pixels).logits
         assert torch.allclose(session({"pixel_values": pixels})["logits"], wanted, atol=1e-5)
+    assert 1e-9 < error_in_int8(tmp_path / "served", {"pixel_values": pixels}, wanted, tmp_path) < 0.05
     assert (tmp_path / "served" / "preprocessor_config.json").is_file()
 
 
@@ -403,7 +415,8 @@ def test_a_decoder_has_a_cache(tmp_path, brief, run):
     found = session(batch)
     mask = batch["attention_mask"].bool()
     assert list(found) == ["logits"] and torch.allclose(found["logits"][mask], wanted[mask], atol=1e-4)
-    ids = batch["input_ids"][1:]
+    ids, row = batch["input_ids"][1:], {name: x[1:] for name, x in batch.items()}
+    assert 1e-9 < error_in_int8(tmp_path / "served", row, wanted[1:], tmp_path) < 0.05
     expected = model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False)
     assert generate(session, ids, 6).tolist() == expected.tolist()
     report = json.loads((tmp_path / "served" / "report.json").read_text())

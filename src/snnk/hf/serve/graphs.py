@@ -265,7 +265,7 @@ def example(model: PreTrainedModel, names: Sequence[str], sizes: tuple[int, int]
 
 
 def _tidy(onnx: Any, path: Path) -> None:
-    """Leave out padding and the exporter's notes, and give the free dimensions of a graph words for names.
+    """Leave out padding, sizes inside the graph and the exporter's notes, and name its free dimensions by words.
 
     The notes have the lines of Python that each node comes from, with the paths of their files on this machine.
     """
@@ -280,12 +280,13 @@ def _tidy(onnx: Any, path: Path) -> None:
     mask = next((node for node in proto.graph.input if node.name == "attention_mask"), None)
     if "past" in words.values() and mask is not None:
         words[mask.type.tensor_type.shape.dim[1].dim_param] = "past + length"
-    for node in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+    del proto.graph.value_info[:]  # sizes that some passes over a graph, such as int8, change and do not correct
+    for node in (*proto.graph.input, *proto.graph.output):
         for dim in node.type.tensor_type.shape.dim:
             if dim.dim_param:  # to assign it would remove a fixed size
                 dim.dim_param = re.sub(r"\w+", lambda found: words.get(found[0], found[0]), dim.dim_param)
     graph, functions = proto.graph, proto.functions
-    notes = (graph.node, graph.input, graph.output, graph.value_info, graph.initializer)
+    notes = (graph.node, graph.input, graph.output, graph.initializer)
     for item in (proto, graph, *functions, *(x for part in (*notes, *(f.node for f in functions)) for x in part)):
         del item.metadata_props[:]
     onnx.save(proto, path)

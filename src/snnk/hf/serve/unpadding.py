@@ -78,7 +78,7 @@ def drop_padding_(proto: Any) -> int:
 
 
 def _remove_unread(graph: Any) -> None:
-    """Remove nodes whose outputs nothing reads, and sizes that no longer hold."""
+    """Remove nodes and weights that nothing reads."""
     while True:
         read = {*(name for node in graph.node for name in node.input), *(x.name for x in graph.output)}
         unread = [node for node in graph.node if read.isdisjoint(node.output)]
@@ -86,10 +86,5 @@ def _remove_unread(graph: Any) -> None:
             break
         for node in unread:
             graph.node.remove(node)
-    for values in (graph.initializer, graph.value_info):
-        made = {name for node in graph.node for name in (*node.input, *node.output)}
-        for value in [x for x in values if x.name not in made and x.name not in read]:
-            values.remove(value)
-    transposed = {name for node in graph.node if node.op_type == "Transpose" for name in node.output}
-    for value in [x for x in graph.value_info if x.name in transposed]:  # the sizes before
-        graph.value_info.remove(value)
+    for value in [x for x in graph.initializer if x.name not in read]:
+        graph.initializer.remove(value)
