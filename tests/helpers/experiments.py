@@ -30,10 +30,7 @@ def write_idx(path, array):
     path.write_bytes(gzip.compress(body) if path.suffix == ".gz" else body)
 
 
-def table_row(task, method, score, features=None, trained=10, part="table", seed=0):
-    facts = {"metric": "mcc", "model": "some", "steps": 9, "paper": None, "pooler_trained": True}
-    facts |= {"validation": score, "start_validation": 0.0}
-    return {"part": part, "task": task, "method": method, "features": features, "score": score, "seed": seed} | {
-        "trained": trained,
-        **facts,
-    }
+def table_row(task, method, score, features=None, trained=10, seed=0):
+    facts = {"metric": "mcc", "model": "some", "steps": 9, "pooler_trained": True, "late_gain": 0.0}
+    facts |= {"validation": score, "start_validation": 0.0, "learning_rate": 1e-3, "trained": trained}
+    return {"task": task, "method": method, "features": features, "score": score, "seed": seed, **facts}

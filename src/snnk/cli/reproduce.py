@@ -9,7 +9,7 @@ import typer
 
 from snnk.cli import _options
 from snnk.cli._printing import say, show_table, track, wrote
-from snnk.experiments import load, names
+from snnk.experiments import HOLDS, load, names
 
 if TYPE_CHECKING:
     from snnk.experiments.lab.runs import Reproduction
@@ -79,6 +79,9 @@ def _show(found: Reproduction) -> None:
     keys = dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list | dict))
     columns = {key: key.replace("_", " ") for key in keys if key not in ("commit", "environment")}
     show_table(f"{found.name}: {found.figure}", columns, rows)
-    show_table("claims", {key: key for key in ("paper", "ours", "tolerance", "holds")}, found.claims)
+    if found.claims:
+        say("claims of the paper, what we found, and whether it holds")
+    for claim in found.claims:
+        say(f"- {claim['paper']}\n  {claim['ours']}: {HOLDS[claim['holds']]} (tolerance: {claim['tolerance']})")
     say(f"{found.name}: {found.seconds:.0f} s")
     wrote(found.picture, rows.path)

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from snnk.experiments.lab.data import Source
     from snnk.experiments.lab.records import Results, Row
 
-__all__ = ["Experiment", "load", "names"]
+__all__ = ["HOLDS", "Experiment", "load", "names"]
+
+HOLDS = {True: "yes", False: "no", None: "open"}  # words for whether a claim holds
 
 # The order of the list and of the page, that of the paper; experiments that are not named here follow by name.
 ORDER = (

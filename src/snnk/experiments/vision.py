@@ -1,9 +1,10 @@
 """CIFAR (section 4.2.2, the appendix's table of vision models): adapters, pooler and bundled head on a frozen ViT.
 
-The paper's hyperparameters are a rate of 1e-3, batches of 64, ReLU adapters with 16 features (32 for ImageNet),
-gradients clipped to norm 1, and inputs of the pooler divided by d^(1/4). Ours are a part of the images, few steps, and
-classifiers that start from their closed form. The paper's baseline for poolers is ViT's own pooler with the classifier;
-here it is a linear probe of the token. The files of DINOv2 have no pooler, so that ours starts at random.
+The paper's hyperparameters are batches of 64, ReLU adapters with 16 features (32 for ImageNet), gradients clipped to
+norm 1, and inputs of the pooler divided by d^(1/4). Ours are a part of the images, and classifiers that start from
+their closed form. All methods are trained until the score on validation rows has stopped rising, with a learning rate
+that these rows choose. The paper's baseline for poolers is ViT's own pooler with the classifier; here it is a linear
+probe of the token. The files of DINOv2 have no pooler, so that ours starts at random.
 
 The model's processor resizes the images. "dinov2-small-98px" is DINOv2-small with a processor that makes them 98 pixels
 wide, 7 x 7 patches, which takes a fifth of the time of 224. If --data-dir is the folder of CIFAR-100, or
@@ -19,9 +20,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from snnk.experiments.lab import tiny
-from snnk.experiments.lab.data import NOWHERE, Source, image_task
+from snnk.experiments.lab.data import NOWHERE, Source, image_task, is_quick
+from snnk.experiments.lab.protocol import Cell, Protocol, chosen, missing, run_cells
 from snnk.experiments.lab.records import Results, Row, claim
-from snnk.experiments.lab.tuning import bars, deviation, facts, orders, others, row_of, score_of, tuned
+from snnk.experiments.lab.tuning import CUT, bars, deviation, facts, have_ended, orders, others, score_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,9 +53,15 @@ HEADS = {  # the paper's statement about the baseline, and the number of points 
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Protocol):
     """The paper's sizes, where it gives them."""
 
+    batch_size: int = 64
+    schedule: str | None = None
+    dropout: bool | None = None
+    train_rows: int = 2000
+    test_rows: int = 1000
+    pooling: str = "model"
     methods: tuple[str, ...] = ("linear-probe", "snnk-pooler", "bundled", "snnk-relu", "houlsby", "lora")
     pooler_features: int = 512  # ours; the paper gives no number
     bundled_features: int = 1024
@@ -61,12 +69,6 @@ class Config:
     imagenet_features: int = 32  # of adapters, if the name of the task starts with imagenet
     bottleneck: int = 48
     rank: int = 8
-    train_rows: int = 2000
-    test_rows: int = 1000
-    batch_size: int = 64
-    max_steps: int = 60
-    seeds: int = 1
-    seed: int = 0
 
     def features(self, method: str, task: str) -> int | None:
         """The size of a method: features, width or rank; None for methods without one."""
@@ -85,56 +87,46 @@ QUICK = Config(
     pooler_features=16,
     bundled_features=32,
     adapter_features=4,
-    max_steps=2,
+    rates=(1e-3,),
+    epochs=1,
+    seeds=1,
 )
 
 
+def cells(config: Config, task: str) -> list[Cell]:
+    return [(task, method, config.features(method, task)) for method in config.methods]
+
+
 def total(config: Config) -> int:
-    """Number of rows that `run` yields."""
-    return len(config.methods) * config.seeds
+    """The largest number of rows that `run` yields."""
+    return config.most(cells(config, ""))
 
 
 def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
-    """One row per method and seed."""
-    task = image_task(source)
+    """Rows per method, learning rate and seed."""
+    found = cells(config, image_task(source))
     with tiny.images(config, QUICK, source) as files:
-        for seed in range(config.seed, config.seed + config.seeds):
-            for method in config.methods:
-                features = config.features(method, task)
-                key = {"part": "table", "task": task, "method": method, "features": features, "seed": seed}
-                row = results.find(**key)
-                if row is None:
-                    options: Row = {"method": method, "num_features": features, "seed": seed}
-                    found = tuned(files, **options, batch_size=config.batch_size, max_steps=config.max_steps)
-                    paper = PAPER.get(method, {}).get(task)
-                    row = results.add({**key, **row_of(found, "accuracy"), "paper": paper})
-                yield row
+        yield from run_cells(found, config, results, files, here=is_quick(config, QUICK))
 
 
 def plot(results: Results) -> Figure:
     """Our accuracy per method, and the paper's."""
     from matplotlib.figure import Figure
 
-    tasks = list(dict.fromkeys(r["task"] for r in results))
-    size = (6 * len(tasks), 1.5 + 0.4 * len({r["method"] for r in results}))
+    table = chosen(results, results.config["seed"])
+    tasks = list(dict.fromkeys(r["task"] for r in table))
+    size = (6 * len(tasks), 1.5 + 0.4 * len({r["method"] for r in table}))
     figure = Figure(figsize=size, layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
-        bars(axes, results, task)
+        bars(axes, table, task, PAPER)
     return figure
 
 
 def left(results: Results) -> list[str]:
     """The parts that the rows lack: of their own configuration, then of the paper's."""
-    seen = {(r["task"], r["method"], r["seed"]) for r in results}
-    first, count = results.config["seed"], results.config["seeds"]
-    found = [
-        f"{task}: {method}, seed {seed}"
-        for task in dict.fromkeys(r["task"] for r in results)
-        for seed in range(first, first + count)
-        for method in results.config["methods"]
-        if (task, method, seed) not in seen
-    ]
-    done = {task for task, _, _ in seen}
+    known = Config.of(results.config)
+    done = dict.fromkeys(r["task"] for r in results)
+    found = [line for task in done for line in missing(cells(known, task), known, results)]
     tasks = [task for task in TASKS if task not in done]
     tasks += [] if any(_is_imagenet(task) for task in done) else ["ImageNet"]
     found += [", ".join(tasks)] if tasks else []
@@ -143,26 +135,27 @@ def left(results: Results) -> list[str]:
 
 def claims(results: Results) -> list[Row]:
     """The order of pairs of methods, and the paper's statements about heads and their baseline."""
-    count = results.config["test_rows"]
-    table = orders(results, PAIRS, PAPER, dict.fromkeys(TASKS, count))
+    rows, count = chosen(results, results.config["seed"]), results.config["test_rows"]
+    table = orders(rows, PAIRS, PAPER, dict.fromkeys(TASKS, count))
     for task, heads in HEADS.items():
         for method, (text, below) in heads.items():
             names = (method, "linear-probe")
-            own = {name: [r for r in results if (r["task"], r["method"]) == (task, name)] for name in names}
+            own = {name: [r for r in rows if (r["task"], r["method"]) == (task, name)] for name in names}
             if not all(own.values()):
                 continue
-            score, probe = (score_of(results, task, name) for name in names)
+            score, probe = (score_of(rows, task, name) for name in names)
             if score is None or probe is None:
                 table.append(claim(f"{task}: {method} {text}", "diverged", False))
                 continue
             noise = deviation("accuracy", score, probe, count)
-            tie = " (a tie)" if abs(score - probe) <= noise else ""
+            tie, ended = " (a tie)" * (abs(score - probe) <= noise), all(map(have_ended, own.values()))
+            near = score - probe >= -max(below, noise) if below else score - probe > noise
             table.append(
                 claim(
                     f"{task}: {method} {text}",
                     f"{score:.2f}{facts(own[method])}, linear probe {probe:.2f}{facts(own['linear-probe'])}{tie}; "
-                    f"{own[method][0]['model']}",
-                    score - probe >= -max(below, noise) if below else score - probe > noise,
+                    f"{own[method][0]['model']}{CUT * (not ended)}",
+                    near if ended else None,
                     f"{max(below, noise):.1f} points",
                 )
             )

@@ -9,11 +9,10 @@ from typing import Any
 
 from snnk import _io
 from snnk._text import markdown
-from snnk.experiments import load, names
+from snnk.experiments import HOLDS, load, names
 from snnk.experiments.lab.records import Stored, reading
 
 NAME = "README.md"
-HOLDS = {True: "yes", False: "**no**", None: "open"}
 
 
 def write_page(folder: Path) -> Path:
@@ -54,7 +53,7 @@ def _claims(name: str, results: Stored) -> list[str]:
     lines = []
     for claim in [] if _is_small(name, results) else load(name).claims(results):
         cells = [markdown(claim[key]) for key in ("paper", "ours", "tolerance")]
-        cells.append(HOLDS[claim["holds"]])
+        cells.append(HOLDS[claim["holds"]].replace("no", "**no**"))
         lines.append(f"| [{name}](#{name}) | {' | '.join(cells)} |")
     return lines
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 EQUAL = 1.0  # points within which two scores count as equal, unless chance alone explains more
 LATE, SMALL = 2, 0.5  # a training has ended if the best validation score rose less than this in so many last epochs
+CUT = "; the validation score was still rising when training was cut off"
 METRICS = {"cola": "mcc", "mrpc": "f1", "qqp": "f1", "stsb": "spearman"}  # the paper's; accuracy for other tasks
 
 
@@ -76,11 +77,11 @@ def row_of(result: FinetuneResult | None, metric: str) -> Row:
     """The part of metrics.json that a row stores, with scores in percent.
 
     The scores are those on validation rows, on dev or test rows, and on validation rows before the first step. A row of
-    a run that diverged has null for everything but the metric.
+    a run that diverged has null for them.
     """
     if result is None:
         names = ("model", "trained", "validation", "score", "start_validation", "steps", "seconds")
-        return {**dict.fromkeys(names), "metric": metric}
+        return {**dict.fromkeys(names), "metric": metric, "late_gain": 0.0}
     found = result.metrics
     training, scores = found["training"], found["scores"]
     return {
@@ -92,21 +93,23 @@ def row_of(result: FinetuneResult | None, metric: str) -> Row:
         "start_validation": 100 * training["epochs"][0][metric],
         "steps": training["steps"],
         "seconds": training["seconds"],
+        **course(training, metric),
     }
 
 
 def course(training: Mapping[str, Any], metric: str) -> Row:
     """How far a training went, from metrics.json: epochs, the best one, and whether the validation score still rose.
 
-    `late_gain` is the rise of the best score in the last LATE epochs, in points; it is 0 after an early stop.
+    `late_gain` is the rise of the best score in the last LATE epochs, in points. It is 0 after an early stop, and if
+    nothing was to be trained.
     """
     scores = [100 * epoch[metric] for epoch in training["epochs"]]
-    late = 0.0 if training["stopped_early"] or len(scores) <= LATE else max(scores) - max(scores[:-LATE])
+    late = 0.0 if training["stopped_early"] or len(scores) == 1 else max(scores) - max(scores[:-LATE] or scores[:1])
     return {
         "epochs": training["epochs"][-1]["epoch"],
         "best_epoch": training["epochs"][training["best"]]["epoch"],
         "late_gain": late,
-        "ended": late <= SMALL and len(scores) > LATE,
+        "ended": late <= SMALL,
     }
 
 
@@ -124,17 +127,17 @@ def others(results: Results, name: str) -> list[str]:
     return [f"{name}, the paper's model: these rows are of {', '.join(models)}"]
 
 
-def score_of(results: Results, task: str, method: str) -> float | None:
+def score_of(rows: Sequence[Row], task: str, method: str) -> float | None:
     """The mean score over seeds; None without rows, or if a run diverged."""
-    found = [r["score"] for r in results if (r["part"], r["task"], r["method"]) == ("table", task, method)]
+    found = [r["score"] for r in rows if (r["task"], r["method"]) == (task, method)]
     return mean(found) if found and None not in found else None
 
 
-def both(results: Results, one: str, two: str) -> dict[str, tuple[float, float]]:
+def both(rows: Sequence[Row], one: str, two: str) -> dict[str, tuple[float, float]]:
     """The scores of two methods on each task that has both."""
     found = {}
-    for task in dict.fromkeys(r["task"] for r in results):
-        a, b = score_of(results, task, one), score_of(results, task, two)
+    for task in dict.fromkeys(r["task"] for r in rows):
+        a, b = score_of(rows, task, one), score_of(rows, task, two)
         if a is not None and b is not None:
             found[task] = (a, b)
     return found
@@ -162,7 +165,7 @@ def deviation(metric: str, one: float, two: float, answers: int) -> float:
 
 
 def orders(
-    results: Results,
+    table: Sequence[Row],
     pairs: Sequence[tuple[str, str, str]],
     paper: Mapping[str, Mapping[str, float]],
     answers: Mapping[str, int],
@@ -171,27 +174,26 @@ def orders(
     """One claim per task and pair of methods: the paper's two scores beside ours.
 
     A claim holds if the same method is ahead by more than chance. If the paper's scores are about equal, ours must be
-    about equal too.
+    about equal too. It is open if the validation scores of one of the methods were still rising.
 
     Args:
-        results: rows of part "table".
+        table: one row per task, method and seed.
         pairs: two methods of ours, and the paper's name of the second.
         paper: the paper's scores by method and task.
         answers: number of test rows per task.
         notes: a remark on the model per method.
     """
-    table = []
-    for task in dict.fromkeys(r["task"] for r in results):
+    found_claims = []
+    for task in dict.fromkeys(r["task"] for r in table):
         for one, two, name in pairs:
             if task not in paper.get(one, {}) or task not in paper.get(name, {}):
                 continue
             theirs = paper[one][task], paper[name][task]
             statement = f"{task}: {one} {theirs[0]}, {name} {theirs[1]}"
-            own = [r for r in results if (r["part"], r["task"]) == ("table", task)]
-            rows = {method: [r for r in own if r["method"] == method] for method in (one, two)}
-            ours = both(results, one, two).get(task)
+            rows = {m: [r for r in table if (r["task"], r["method"]) == (task, m)] for m in (one, two)}
+            ours = both(table, one, two).get(task)
             if ours is None:
-                table += [claim(statement, "diverged", False)] if all(rows.values()) else []
+                found_claims += [claim(statement, "diverged", False)] if all(rows.values()) else []
                 continue
             told = [f"{m} {score:.2f}{facts(rows[m])}" for m, score in zip(rows, ours, strict=True)]
             seeds = len({r["seed"] for r in rows[one]})
@@ -200,15 +202,33 @@ def orders(
             equal = max(EQUAL, deviation(rows[one][0]["metric"], *ours, answers[task]))
             tie = " (a tie)" if abs(found) <= equal else ""
             holds = bool(tie) if abs(expected) <= EQUAL else not tie and found * expected > 0
-            table.append(
+            ended = all(map(have_ended, rows.values()))
+            found_claims.append(
                 claim(
                     statement,
-                    f"{', '.join(told)}{tie}; {model}, {rows[one][0]['steps']} steps, {seeds} seed{'s' * (seeds > 1)}",
-                    holds,
+                    f"{', '.join(told)}{tie}; {model}, {seeds} seed{'s' * (seeds > 1)}{CUT * (not ended)}",
+                    holds if ended else None,
                     f"{equal:.1f} points: less is a tie",
                 )
             )
-    return table
+    return found_claims
+
+
+def counts(
+    table: Sequence[Row], wanted: Sequence[tuple[str, str, str, int]], paper: Mapping[str, Mapping[str, float]]
+) -> list[Row]:
+    """Claims about the number of tasks on which a method is ahead: (one, two, the paper's name of two, its count)."""
+    found = []
+    for one, two, name, count in wanted:
+        pairs = {task: pair for task, pair in both(table, one, two).items() if task in paper[one]}
+        ours = sum(a > b for a, b in pairs.values())
+        theirs = sum(paper[one][task] > paper[name][task] for task in pairs)
+        if theirs:  # otherwise the claim could not fail
+            ended = all(have_ended(r for r in table if r["method"] == method) for method in (one, two))
+            statement = f"{one} above {name} on {count} of 8 tasks; {theirs} of {', '.join(pairs)}"
+            told = f"above {two} on {ours} of {len(pairs)}{CUT * (not ended)}"
+            found.append(claim(statement, told, ours >= theirs if ended else None))
+    return found
 
 
 def facts(rows: Sequence[Row]) -> str:
@@ -217,14 +237,14 @@ def facts(rows: Sequence[Row]) -> str:
     return f" ({rows[0]['trained']:,} trained{', no better than its start' * same})"
 
 
-def bars(axes: Axes, results: Results, task: str) -> None:
+def bars(axes: Axes, table: Sequence[Row], task: str, paper: Mapping[str, Mapping[str, float]]) -> None:
     """Draw our scores of all methods on a task as bars, and the paper's scores, of its own model, as crosses."""
-    rows = {r["method"]: r for r in results if (r["part"], r["task"]) == ("table", task)}
-    scores = {name: score_of(results, task, name) for name in rows}
+    rows = {r["method"]: r for r in table if r["task"] == task}
+    scores = {name: score_of(table, task, name) for name in rows}
     labels = {name: f"{name}, {'diverged' if score is None else f'{score:.1f}'}" for name, score in scores.items()}
     axes.barh(list(labels.values()), [score or 0.0 for score in scores.values()], color="tab:blue", label="ours")
-    known = [r for r in rows.values() if r["paper"] is not None]
-    axes.plot([r["paper"] for r in known], [labels[r["method"]] for r in known], "kx", label="paper, its model")
+    known = {name: paper[name][task] for name in rows if task in paper.get(name, {})}
+    axes.plot(list(known.values()), [labels[name] for name in known], "kx", label="paper, its model")
     axes.invert_yaxis()
     axes.set_title(task)
     models = dict.fromkeys(r["model"] for r in rows.values() if r["model"])

@@ -1,0 +1,199 @@
+"""Training to the end: per task and method, a learning rate that validation rows choose, early stopping, and seeds.
+
+A cell is a task, a method and its number of features. Its first seed is trained with several learning rates: the inner
+ones of `rates`, then neighbours of the best one until both were tried. The run with the best validation score is the
+first final row, and the other seeds are trained with its rate. Seeds differ in everything random: the rows that are
+drawn, those for validation, features, batches and dropout. The test rows are evaluated once per run and choose nothing.
+
+Every run has a process of its own with one thread, as many at a time as torch has threads, so that its time and its
+peak memory are its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from types import MappingProxyType
+from typing import Any
+
+from snnk.experiments.lab.records import Results, Row
+from snnk.experiments.lab.tuning import metric_of, row_of, tuned, variants
+
+Cell = tuple[str, str, int | None]  # task, method, number of features
+UNTRAINED = "closed-form"
+DRAWN = ", random start"  # ends the name of a method whose classifier does not start from its closed form
+SLOWER = {"full": 0.01, "uptrain": 0.01}  # factors on the learning rates, where all parameters are trained
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The part of an experiment's configuration that is the same for all cells.
+
+    Args:
+        rates: learning rates in ascending order.
+        epochs: at most; training stops before if the validation score has not risen for three epochs.
+        batch_size, schedule, dropout, max_length: see FinetuneConfig; None means the method's own.
+        train_rows: at most, drawn at random.
+        pooling: of methods without a pooler of their own.
+        seeds, seed: number of runs with the chosen rate, and the first seed.
+    """
+
+    rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+    epochs: int = 10
+    batch_size: int = 32
+    schedule: str | None = "linear"
+    dropout: bool | None = False  # with it, bottleneck adapters on CoLA were no better after a longer time
+    max_length: int = 128
+    train_rows: int = 2_500  # as many as RTE has
+    pooling: str = "mean"
+    seeds: int = 3
+    seed: int = 0
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> Any:
+        """The configuration of rows in a file."""
+        found: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
+        return cls(**found)
+
+    def most(self, cells: Sequence[Cell]) -> int:
+        """The largest number of rows of some cells."""
+        return len(cells) * (len(self.rates) + self.seeds - 1)
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    config: Protocol,
+    results: Results,
+    files: Mapping[str, str],
+    *,
+    here: bool = False,
+    facts: Mapping[str, Any] = MappingProxyType({}),
+) -> Iterator[Row]:
+    """Rows of all cells, known ones first.
+
+    Args:
+        cells: what to train, in the order of importance.
+        config, results: the experiment's.
+        files: model and data for FinetuneConfig.
+        here: train in this process, which saves the seconds of a start.
+        facts: added to every new row.
+    """
+    for wave in waves(cells, config, results):
+        known = [results.find(**key) for key in wave]
+        yield from (row for row in known if row)
+        missing = [key for key, row in zip(wave, known, strict=True) if not row]
+        for row in measured(missing, config, files, here=here):
+            yield results.add({**row, **facts})
+
+
+def waves(cells: Sequence[Cell], config: Protocol, results: Results) -> Iterator[list[Row]]:
+    """Lists of keys of rows. Each list depends on the rows of the lists before it, not on its own.
+
+    The tasks are done one after the other, so that a run that is stopped has whole comparisons.
+    """
+    for task in dict.fromkeys(cell[0] for cell in cells):
+        own = {cell: _rates(cell, config) for cell in cells if cell[0] == task}
+        wave = [
+            _key(cell, rate, config.seed)
+            for cell, rates in own.items()
+            for rate in (rates[1:-1] if len(rates) > 2 else rates)
+        ]
+        while wave:
+            yield wave
+            wave = []
+            for cell, rates in own.items():
+                tried = [r for r in results if _cell(r) == cell and r["seed"] == config.seed]
+                best = rates.index(_best(tried)["learning_rate"])
+                beside = {rates[max(best - 1, 0)], rates[min(best + 1, len(rates) - 1)]}
+                wave += [_key(cell, rate, config.seed) for rate in sorted(beside - {r["learning_rate"] for r in tried})]
+        best_rates = {_cell(r): r["learning_rate"] for r in chosen(results, config.seed)}
+        yield [_key(cell, best_rates[cell], config.seed + i) for i in range(1, config.seeds) for cell in own]
+
+
+def _key(cell: Cell, rate: float, seed: int) -> Row:
+    return {**dict(zip(("task", "method", "features"), cell, strict=True)), "learning_rate": rate, "seed": seed}
+
+
+def _rates(cell: Cell, config: Protocol) -> tuple[float, ...]:
+    factor = SLOWER.get(cell[1], 1.0)
+    return config.rates[:1] if cell[1] == UNTRAINED else tuple(rate * factor for rate in config.rates)
+
+
+def _cell(row: Row) -> Cell:
+    return row["task"], row["method"], row["features"]
+
+
+def _best(tried: Iterable[Row]) -> Row:
+    """The row with the best validation score; of equal ones that with the lowest rate."""
+
+    def rank(row: Row) -> tuple[float, float]:
+        return -math.inf if row["validation"] is None else row["validation"], -row["learning_rate"]
+
+    return max(tried, key=rank)
+
+
+def chosen(results: Iterable[Row], seed: int) -> list[Row]:
+    """The rows of the learning rate that the first seed chose for their cell."""
+    rows = list(results)
+    tried = [r for r in rows if r["seed"] == seed]
+    best = {cell: _best(r for r in tried if _cell(r) == cell)["learning_rate"] for cell in map(_cell, tried)}
+    return [r for r in rows if r["learning_rate"] == best.get(_cell(r))]
+
+
+def missing(cells: Iterable[Cell], config: Protocol, results: Iterable[Row]) -> list[str]:
+    """A line for every cell that has fewer final rows than seeds."""
+    done = Counter(map(_cell, chosen(results, config.seed)))
+    return [
+        f"{cell[0]}: {cell[1]}{f' with {cell[2]}' if cell[2] else ''}, {done[cell]} of {config.seeds} seeds"
+        for cell in cells
+        if done[cell] < config.seeds
+    ]
+
+
+def measured(keys: Sequence[Row], config: Protocol, files: Mapping[str, str], *, here: bool = False) -> Iterator[Row]:
+    """Rows as they are done, each from a new process, as the peak memory of a process never falls."""
+    if here or not keys:
+        yield from (measure(key, config, files) for key in keys)
+        return
+    import torch
+
+    with get_context("spawn").Pool(torch.get_num_threads(), _one_thread, maxtasksperchild=1) as pool:
+        yield from pool.imap_unordered(partial(measure, config=config, files=files), keys)
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def measure(key: Row, config: Protocol, files: Mapping[str, str]) -> Row:
+    """The row of one run, with scores in percent on validation rows and test rows; None for them if it diverged."""
+    from snnk.finetune.methods import METHODS
+
+    name, glue = key["method"].removesuffix(DRAWN), "data_dir" in files
+    base, variant = variants().get(name, (name, None))
+    shared = ("epochs", "batch_size", "schedule", "dropout", "max_length")
+    options: dict[str, Any] = {field: getattr(config, field) for field in shared}
+    options |= {"task": key["task"]} if glue else {}
+    options["pooling"] = config.pooling if glue and not METHODS[base].own_pooler else "model"
+    if name != key["method"]:
+        options["classifier_start"] = "random"
+    if name == UNTRAINED:
+        options["max_steps"] = 0
+    result = tuned(
+        files,
+        variant,
+        method=base,
+        num_features=key["features"],
+        learning_rate=key["learning_rate"],
+        limit_train=config.train_rows,
+        seed=key["seed"],
+        **options,
+    )
+    row = {**key, **row_of(result, metric_of(key["task"])), "pooling": options["pooling"]}
+    return row if result is None else {**row, "peak_GB": result.metrics["training"]["peak_memory_bytes"] / 1e9}
