@@ -9,38 +9,66 @@ import torch
 import transformers
 from peft import AutoPeftModelForSequenceClassification
 
-from snnk.finetune import finetune
-from snnk.hf.classify.mean import MeanPooled, mean_pooling_
+from snnk.finetune import finetune, load
+from snnk.hf.classify.means import LayersPooled, MeanPooled, pool_means_
+from snnk.hf.models import class_of
 
 from helpers.tuning import (
     make_config,
     save,
 )
 
-KINDS = [transformers.RobertaForSequenceClassification, transformers.MPNetForSequenceClassification]
+KINDS = [
+    transformers.BertForSequenceClassification,
+    transformers.RobertaForSequenceClassification,
+    transformers.MPNetForSequenceClassification,
+]
 
 
-@pytest.mark.parametrize("kind", [transformers.BertForSequenceClassification, *KINDS])
-def test_mean_pooling_is_a_masked_mean(kind, tmp_path):
-    folder = save(kind, tmp_path / "base", num_labels=2)
-    model = MeanPooled.from_pretrained(folder, num_labels=3, ignore_mismatched_sizes=True).eval()
+@pytest.mark.parametrize("loader", [MeanPooled, LayersPooled])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pooling_is_a_masked_mean(kind, loader, tmp_path):
+    folder = save(kind, tmp_path / "base", num_labels=2, num_hidden_layers=3)
+    model = loader.from_pretrained(folder, num_labels=3, ignore_mismatched_sizes=True).eval()
     ids, mask = torch.randint(3, 43, (2, 6)), torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]])
     base = getattr(kind.from_pretrained(folder), model.base_model_prefix).eval()
     classifier = getattr(model.classifier, "out_proj", model.classifier)
+    layers = [3] if loader is MeanPooled else [1, 2, 3]
+
+    def states(**inputs):
+        found = base(ids, output_hidden_states=True, **inputs).hidden_states
+        return torch.cat([found[i] for i in layers], -1)
+
     with torch.no_grad():
-        hidden = base(ids, attention_mask=mask).last_hidden_state
+        hidden = states(attention_mask=mask)
         mean = torch.stack([hidden[0].mean(0), hidden[1, :2].mean(0)])
-        assert torch.allclose(model(ids, attention_mask=mask).logits, classifier(mean), atol=1e-5)
-        assert torch.allclose(model(ids).logits, classifier(base(ids).last_hidden_state.mean(1)), atol=1e-5)
+        found = model(ids, attention_mask=mask)
+        assert torch.allclose(found.logits, classifier(mean), atol=1e-5) and found.hidden_states is None
+        assert torch.allclose(model(ids).logits, classifier(states().mean(1)), atol=1e-5)
     model.save_pretrained(tmp_path / "saved")
-    again = MeanPooled.from_pretrained(tmp_path / "saved").eval()
-    assert torch.equal(again(ids).logits, model(ids).logits) and again.config.snnk_pooling == "mean"
+    again = loader.from_pretrained(tmp_path / "saved").eval()
+    assert torch.equal(again(ids).logits, model(ids).logits) and again.config.snnk_pooling == loader.pooling
+    assert class_of(again.config).__name__ == type(model).__name__ == f"{loader.__name__}{kind.__name__}"
+
+
+@pytest.mark.parametrize("method", ["linear-probe", "lora", "snnk"])
+def test_a_model_that_reads_layers_is_saved_and_loaded(root, tmp_path, method):
+    features = None if method == "linear-probe" else 2
+    config = make_config(root, tmp_path / "out", method=method, pooling="layers", num_features=features)
+    done = finetune(config)
+    assert done.model.get_submodule("classifier") is not None
+    model, tokenizer = load(tmp_path / "out")
+    batch = tokenizer(["w1 w2", "w3"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        assert torch.allclose(model(**batch).logits, done.model(**batch).logits, atol=1e-6)
+    with pytest.raises((RuntimeError, ValueError)):
+        transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
 
 
 def test_mean_pooling_refuses_models_without_a_pooler():
     config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=43)
     with pytest.raises(ValueError, match="GPT2ForSequenceClassification has no"):
-        mean_pooling_(transformers.GPT2ForSequenceClassification(config))
+        pool_means_(transformers.GPT2ForSequenceClassification(config))
 
 
 def test_a_plain_load_of_a_mean_pooled_model_fails(root, tmp_path):

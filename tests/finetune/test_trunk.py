@@ -9,7 +9,7 @@ from snnk.finetune import run as running
 from snnk.finetune.data import Data, encode_texts
 from snnk.finetune.loading import set_padding
 from snnk.finetune.trunk import _find_view, run_trunk, without_trunk
-from snnk.hf.classify.mean import mean_pooling_
+from snnk.hf.classify.means import pool_means_
 
 from helpers.texts import make_tokenizer
 from helpers.tuning import TINY, make_config, make_rows
@@ -71,18 +71,26 @@ def test_the_head_alone_gives_the_logits_of_the_whole_model(name):
         check(kind(config), view)
 
 
-@pytest.mark.parametrize(("name", "view"), [("bert", "mean"), ("roberta", "first")])
-def test_the_mean_of_all_tokens(name, view):
+@pytest.mark.parametrize(
+    ("name", "pooling", "view"),
+    [
+        ("bert", "mean", "mean"),
+        ("roberta", "mean", "first"),
+        ("bert", "layers", "first"),
+        ("roberta", "layers", "first"),
+    ],
+)
+def test_the_mean_of_all_tokens(name, pooling, view):
     """A hook puts the mean in the place of RoBERTa's first token; that of BERT takes the place of the pooler."""
     kind, config, _ = MODELS[name]
     torch.manual_seed(0)
     with torch.no_grad():
-        check(mean_pooling_(kind(config)), view)
+        check(pool_means_(kind(config), pooling), view)
 
 
 def test_a_head_of_zeros_does_not_hide_what_it_reads():
     torch.manual_seed(0)
-    model = mean_pooling_(hf.BertForSequenceClassification(hf.BertConfig(**TINY))).eval()
+    model = pool_means_(hf.BertForSequenceClassification(hf.BertConfig(**TINY))).eval()
     torch.nn.init.zeros_(model.classifier.weight)
     (seen,) = run_trunk(model, rows_of(model))
     assert not model.classifier.weight.any()

@@ -4,7 +4,7 @@ import torch
 import transformers
 
 from snnk.finetune import FinetuneConfig
-from snnk.hf.classify.mean import mean_pooling_
+from snnk.hf.classify.means import pool_means_
 
 from helpers.texts import WORDS, make_tokenizer
 
@@ -61,7 +61,7 @@ class Stop(Exception):
 def make_model(**options):
     torch.manual_seed(0)
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**{**TINY, **options}))
-    return mean_pooling_(model)
+    return pool_means_(model)
 
 
 def outputs(model):

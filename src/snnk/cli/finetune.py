@@ -49,7 +49,10 @@ def command(
         typer.Option(help="For uptrain: all, top-6, or numbers separated by commas. Default: the upper half."),
     ] = None,
     pooling: Annotated[
-        str, typer.Option(help="model (the model's own), or mean (of all tokens, for sentence encoders).")
+        str,
+        typer.Option(
+            help="model (the model's own), mean (of all tokens), or layers (means of all tokens in four layers)."
+        ),
     ] = "model",
     classifier_start: Annotated[
         str, typer.Option(help="First weights of the classifier: closed-form or random.")

@@ -133,9 +133,9 @@ def _merged(metrics: Mapping[str, Any]) -> str:
 
 def _plain(metrics: Mapping[str, Any]) -> str:
     """How to load the model without `load`."""
-    if metrics["config"]["pooling"] == "mean":
+    if metrics["config"]["pooling"] != "model":
         return (
-            "\nIts classifier reads the mean of all tokens, which no class of transformers does: "
+            "\nIts classifier reads means over tokens, which no class of transformers does: "
             "its from_pretrained refuses the model.\n"
         )
     if not metrics["adapter"]:

@@ -8,7 +8,7 @@ from snnk import _checks
 from snnk.finetune.methods import METHODS
 from snnk.finetune.settings import TrainingSettings
 
-POOLING = ("model", "mean")
+POOLING = ("model", "mean", "layers")
 STARTS = ("closed-form", "random")
 
 
@@ -27,7 +27,8 @@ class FinetuneConfig:
         task, data_dir: a GLUE task and the folder of its files, instead of `train`. Its dev file is the test.
         regression: True if labels are numbers, False if they are classes. By default, labels with a decimal point are
             numbers.
-        pooling: "model", or "mean" of all tokens, for encoders whose pooler was never trained.
+        pooling: "model"; or "mean" of all tokens, for encoders whose pooler was never trained; or "layers", the means
+            of four layers side by side.
         num_features: number of features, adapter size or rank.
         layers: the feed-forward blocks that `uptrain` replaces: "all", "top-6" or "3,4,5". Default: the upper half.
         classifier_start: "closed-form" on the frozen features, or "random".

@@ -20,7 +20,7 @@ from transformers import AutoModelForImageClassification, AutoModelForSequenceCl
 
 from snnk import _checks, _io
 from snnk.finetune.config import POOLING, FinetuneConfig
-from snnk.hf.classify.mean import MeanPooled
+from snnk.hf.classify.means import POOLED
 from snnk.hf.data import pad_id
 from snnk.hf.folders import find_folder, some
 from snnk.hf.models import POSITIONS_FROM_PADDING, Loaded, load_model, load_processor, quiet, refuse_nan
@@ -44,7 +44,7 @@ def load(folder: str | Path, *, base: str | Path | None = None) -> tuple[Any, An
     """
     folder = find_folder(str(folder))
     facts = read_metrics(folder)
-    adapter, images, mean = facts["adapter"], facts["images"], facts["config"]["pooling"] == "mean"
+    adapter, images, pooling = facts["adapter"], facts["images"], facts["config"]["pooling"]
     source = str(folder)
     if adapter:
         source = _find_base(folder, facts, base)
@@ -52,7 +52,7 @@ def load(folder: str | Path, *, base: str | Path | None = None) -> tuple[Any, An
         raise ValueError(f"{folder} has all weights of its model and needs no base model; leave out base {base}")
     processor = load_processor(folder, images)
     options = _label_options(facts["labels"])
-    loaded = load_model(source, _class(images, mean), new_head=adapter, dtype=torch.float32, **options)
+    loaded = load_model(source, _class(images, pooling), new_head=adapter, dtype=torch.float32, **options)
     model = loaded.model
     if not images:
         set_padding(model, processor)  # the base model of an adapter has a configuration of its own
@@ -67,7 +67,7 @@ def load_base(
     config: FinetuneConfig, labels: Sequence[str] | None, images: bool, say: Callable[[str], None]
 ) -> tuple[Loaded, tuple[str, ...]]:
     """The model that a run starts from, and the modules inside it that its files lack and that were drawn at random."""
-    kind = _class(images, config.pooling == "mean")
+    kind = _class(images, config.pooling)
     loaded = load_model(config.model, kind, new_head=True, dtype=torch.float32, **_label_options(labels))
     model = loaded.model
     if Path(config.model).is_dir():
@@ -227,10 +227,10 @@ def _check_complete(expected: Iterable[str], found: Iterable[str], file: Path, s
         raise ValueError(f"{file} lacks {some(missing)}: it is damaged or not of {source}; copy the folder again")
 
 
-def _class(images: bool, mean: bool) -> Any:
-    if images and mean:
-        raise ValueError("pooling 'mean' is for texts; for images use 'model'")
-    return AutoModelForImageClassification if images else MeanPooled if mean else AutoModelForSequenceClassification
+def _class(images: bool, pooling: str) -> Any:
+    if images and pooling != "model":
+        raise ValueError(f"pooling {pooling!r} is for texts; for images use 'model'")
+    return AutoModelForImageClassification if images else POOLED.get(pooling, AutoModelForSequenceClassification)
 
 
 def _label_options(names: Sequence[str] | None) -> dict[str, Any]:

@@ -42,8 +42,8 @@ def merge(
 
     Args:
         folder: written by `finetune`, with an adapter.
-        out: new folder, which `load` and `snnk predict` read without the base model; and, unless the pooling is
-            "mean", transformers too.
+        out: new folder, which `load` and `snnk predict` read without the base model; and, if the pooling is
+            "model", transformers too.
         base: of `load`.
         calibration, column: of `snnk.hf.compress`, for SNNK adapters: unlabelled texts or images like those in use.
             Default: the general English text of snnk.

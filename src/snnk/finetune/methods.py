@@ -124,7 +124,7 @@ def full(model: PreTrainedModel, setup: Setup) -> PreTrainedModel:
 def _peft(model: PreTrainedModel, config: LoraConfig | IA3Config | SNNKConfig, setup: Setup) -> nn.Module:
     from peft import get_peft_model
 
-    from snnk.hf.classify.mean import MeanPooler
+    from snnk.hf.classify.means import MeanPooler
 
     drawn = [name for name, _ in model.named_modules() if name in setup.drawn]
     saved = [*heads(model), *drawn]  # a reader of the adapter would draw them anew

@@ -31,8 +31,8 @@ from snnk.finetune.methods import METHODS, Method, Setup, nothing
 from snnk.finetune.settings import TrainingSettings
 from snnk.finetune.trainer import Progress, Trained, evaluate, peak_memory, train
 from snnk.finetune.trunk import run_trunk, without_trunk
-from snnk.hf.classify.heads import fit_classifier_
-from snnk.hf.classify.mean import MeanPooled
+from snnk.hf.classify.heads import find_classifier, fit_classifier_
+from snnk.hf.classify.means import POOLED
 from snnk.hf.classify.poolers import HeadReport
 from snnk.hf.folders import find_folder, find_transformer
 from snnk.hf.models import has_bfloat16, load_processor, quiet
@@ -253,7 +253,7 @@ def _start(
     """Give the classifier its start; returns what metrics.json has on it."""
     if config.classifier_start == "random":
         return {"kind": "random"}
-    rows = max(START_ROWS, PER_FEATURE * getattr(model.config, "hidden_size", 0))
+    rows = max(START_ROWS, PER_FEATURE * find_classifier(model).in_features)
     fit = fit_classifier_(model, setup.batches(FIT_ROWS if method.closed_form or config.max_steps == 0 else rows))
     say(f"the classifier starts from its closed form: {fit}")
     return {
@@ -315,15 +315,15 @@ def _write(model: Any, processor: Any, metrics: dict[str, Any], config: Finetune
     with _io.new_folder(out) as temporary:
         model.save_pretrained(temporary)
         processor.save_pretrained(temporary)
-        if metrics["adapter"] and config.pooling == "mean":
-            _name_base(temporary / "adapter_config.json")
+        if metrics["adapter"] and config.pooling in POOLED:
+            _name_base(temporary / "adapter_config.json", POOLED[config.pooling].__name__)
         _io.write_json(temporary / "metrics.json", metrics)
         (temporary / "README.md").write_text(model_card(metrics, original), encoding="utf-8")
 
 
-def _name_base(file: Path) -> None:
+def _name_base(file: Path, name: str) -> None:
     """Name the class of the base model, so that PEFT does not load the adapter onto a model without the mean."""
     found = json.loads(file.read_text(encoding="utf-8"))
     found["task_type"] = None
-    found["auto_mapping"] = {"base_model_class": MeanPooled.__name__, "parent_library": "snnk.finetune"}
+    found["auto_mapping"] = {"base_model_class": name, "parent_library": "snnk.finetune"}
     _io.write_json(file, found)

@@ -135,7 +135,10 @@ def _through(model: PreTrainedModel, data: Data, view: Callable[[Tensor, Tensor]
 def _states(model: PreTrainedModel, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The last hidden states of the base model, (n, tokens, d), and the mask of those that are no padding."""
     base: Any = model.base_model
-    states = base(**place(batch, model)).last_hidden_state
+    found = base(**place(batch, model))
+    states = found.last_hidden_state
+    if getattr(model.config, "snnk_pooling", None) == "layers" and "pooler_output" in found:
+        states = found.pooler_output[:, None]  # means already, side by side
     mask = batch.get("attention_mask")
     if mask is None or mask.shape != states.shape[:2]:
         mask = torch.ones(states.shape[:2], dtype=torch.long)

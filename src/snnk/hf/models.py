@@ -102,15 +102,18 @@ def read_config(source: str | Path) -> PretrainedConfig:
 
 
 def class_of(config: PretrainedConfig) -> type[PreTrainedModel] | None:
-    """The class that a model was saved from, of transformers or with the mean of `snnk finetune`; None for others."""
+    """The class that a model was saved from, of transformers or with the means of `snnk finetune`; None for others."""
     names: Any = config.architectures  # of a folder a list of strings, which check_folder demands; of the hub anything
     name = names[0] if names and isinstance(names, list) else None
-    if getattr(config, "snnk_pooling", None) == "mean" and isinstance(name, str):
-        from snnk.hf.classify.mean import PREFIX, mean_pooled  # late: it needs the layers of snnk.hf.replace
+    pooling = getattr(config, "snnk_pooling", None)
+    if pooling is not None and isinstance(name, str):
+        from snnk.hf.classify.means import POOLED, mean_pooled  # late: it needs the layers of snnk.hf.replace
 
-        inner = getattr(transformers, name.removeprefix(PREFIX), None)
+        if pooling not in POOLED:
+            return None
+        inner = getattr(transformers, name.removeprefix(POOLED[pooling].__name__), None)
         known = AutoModelForSequenceClassification._model_mapping.values()
-        return mean_pooled(inner) if inner in known else None
+        return mean_pooled(inner, pooling) if inner in known else None
     found = getattr(transformers, name, None) if isinstance(name, str) else None
     return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
 

@@ -80,7 +80,7 @@ def fit_classifier_(
     """
     if isinstance(lam, str):
         _checks.choose(lam, ["auto", "gcv", "kfold"], "lam")
-    layer = _classifier(model, classifier)
+    layer = find_classifier(model, classifier)
     data = _collect(model, layer, batches, FOLDS if lam in ("auto", "kfold") else 0)
     if lam == "auto":
         lam = "kfold" if FOLDS <= data.count < 2 * layer.in_features else "gcv"
@@ -139,7 +139,7 @@ def _collect(model: PreTrainedModel, layer: nn.Linear, batches: Iterable[Batch],
     return _Data(task, stats, rows, targets, count, intercept, shift)
 
 
-def _classifier(model: PreTrainedModel, name: str | None) -> nn.Linear:
+def find_classifier(model: PreTrainedModel, name: str | None = None) -> nn.Linear:
     """The one linear layer outside the base model with num_labels outputs, or the one of that name."""
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model must be a transformers PreTrainedModel; got {type(model).__name__}; unwrap it first")

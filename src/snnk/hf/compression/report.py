@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from snnk._text import markdown, printable
-from snnk.hf.classify.mean import PREFIX
+from snnk.hf.classify.means import PREFIXES
 from snnk.hf.compression import figures
 from snnk.hf.compression.plans import describe
 from snnk.hf.compression.stages import Recovery
@@ -110,7 +110,7 @@ def model_card(report: Mapping[str, Any], original_card: str = "") -> str:
         for b in report["report"]["blocks"]
     ]
     saved = report.get("saved_as", {"format": "snnk", "reason": ""})
-    classifier = str(report["model_class"]).startswith(PREFIX)
+    classifier = str(report["model_class"]).startswith(PREFIXES)
     load = (
         'from sentence_transformers import SentenceTransformer\n\nmodel = SentenceTransformer("this folder")'
         if report["sentence_transformers"]

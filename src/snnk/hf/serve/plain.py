@@ -211,7 +211,7 @@ def _fit(model: PreTrainedModel, needs: Mapping[str, _Need]) -> Fit:
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     if getattr(config, "snnk_pooling", None) is not None:
-        return Fit(None, "its classifier reads the mean of all tokens, which no class of transformers does")
+        return Fit(None, "its classifier reads means over tokens, which no class of transformers does")
     if not replaced:
         return Fit(config, "no block was replaced")
     for block in replaced:

@@ -1,0 +1,158 @@
+"""Means over tokens as input of the classifier, for encoders with an untrained [CLS] pooler.
+
+    y = W dropout(mean_t h_t) + b    over the tokens t that are no padding
+
+h are the last hidden states ("mean"), or those of four layers side by side ("layers"): at a quarter, half and three
+quarters of the depth, and the last. The last layer of a sentence encoder has lost what its training did not ask for,
+such as grammar; earlier ones have it.
+
+A hook on the base model, which has the attention mask, computes the mean. No state is kept between modules, and
+adapters, saving and loading work as for any model. The weight of the pooler is replaced by a tensor of shape [0], so
+that loading a saved model without the mean fails, where it would otherwise draw a random pooler.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+
+from snnk.hf.replace import SentinelIdentity
+
+QUARTERS = 4
+
+
+class MeanPooler(nn.Module):
+    """Replaces BERT's pooler; the hook replaces its output by the mean."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dense = SentinelIdentity(dim)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden[:, 0]
+
+
+class MeanHead(nn.Module):
+    """Replaces the classification head of RoBERTa and MPNet: dropout and one linear layer on the mean."""
+
+    def __init__(self, dim: int, labels: int, dropout: float) -> None:
+        super().__init__()
+        self.dense = SentinelIdentity(dim)
+        self.dropout = nn.Dropout(dropout)
+        self.out_proj = nn.Linear(dim, labels)
+
+    def forward(self, features: Tensor, **kwargs: Any) -> Tensor:
+        return self.out_proj(self.dropout(features[:, 0]))
+
+
+def read_layers(depth: int) -> list[int]:
+    """Numbers of the layers that "layers" reads, of a model with `depth` layers; 0 is in front of the first.
+
+    Example:
+        >>> read_layers(12), read_layers(6), read_layers(1)
+        ([3, 6, 9, 12], [2, 3, 5, 6], [1])
+    """
+    return sorted({math.ceil(depth * i / QUARTERS) for i in range(1, QUARTERS + 1)})
+
+
+def pool_means_(model: PreTrainedModel, pooling: str = "mean") -> PreTrainedModel:
+    """Change a BERT-like model in place, so that its classifier reads the masked mean of all tokens.
+
+    Args:
+        model: a classifier with a [CLS] pooler, in its base model or in its head.
+        pooling: "mean" of the last layer, or "layers".
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
+        >>> model = pool_means_(BertForSequenceClassification(BertConfig(**sizes)).eval())
+        >>> short, padded = torch.tensor([[1, 2, 3]]), torch.tensor([[1, 2, 3, 0, 0]])
+        >>> mask = torch.tensor([[1, 1, 1, 0, 0]])
+        >>> bool(torch.allclose(model(short).logits, model(padded, attention_mask=mask).logits, atol=1e-5))
+        True
+    """
+    base: Any = getattr(model, model.base_model_prefix, None)
+    config: Any = model.config
+    head = getattr(model, "classifier", None)
+    inside = getattr(getattr(base, "pooler", None), "dense", None) is not None and isinstance(head, nn.Linear)
+    behind = all(isinstance(getattr(head, name, None), nn.Linear) for name in ("dense", "out_proj"))
+    if base is None or not (inside or behind):
+        raise ValueError(f"{type(model).__name__} has no [CLS] pooler that a mean could replace; use pooling 'model'")
+    layers = read_layers(config.num_hidden_layers) if pooling == "layers" else None
+    width = config.hidden_size * (1 if layers is None else len(layers))
+    if inside:
+        base.pooler = MeanPooler(config.hidden_size)
+        if layers is not None:
+            model.classifier = nn.Linear(width, config.num_labels)
+    else:
+        model.classifier = MeanHead(width, config.num_labels, config.hidden_dropout_prob)
+    if layers is not None:
+        base.register_forward_pre_hook(_ask_for_layers, with_kwargs=True)
+
+    def pool(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+        states = output.get("hidden_states")
+        # without hidden states, the output is a mean already: that of a base model that was run before
+        read = [output.last_hidden_state] if layers is None or states is None else [states[i] for i in layers]
+        mean = _mean(kwargs.get("attention_mask"), read)
+        found = {key: value for key, value in output.items() if layers is None or key != "hidden_states"}
+        found |= {"pooler_output": mean} if inside else {"last_hidden_state": mean[:, None]}
+        return type(output)(**found)
+
+    base.register_forward_hook(pool, with_kwargs=True)
+    config.snnk_pooling = pooling
+    return model
+
+
+def _ask_for_layers(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    return args, {**kwargs, "output_hidden_states": True}
+
+
+def _mean(mask: Tensor | None, states: Sequence[Tensor]) -> Tensor:
+    """The means (n, d) of hidden states (n, tokens, d), side by side."""
+    if mask is None:
+        return torch.cat([hidden.mean(1) for hidden in states], -1)
+    weights = mask.to(states[0].dtype)[..., None]
+    total = weights.sum(1).clamp_min(1)
+    return torch.cat([(hidden * weights).sum(1) / total for hidden in states], -1)
+
+
+class MeanPooled:
+    """AutoModelForSequenceClassification with `pool_means_` before weights are loaded."""
+
+    pooling = "mean"
+
+    @classmethod
+    def from_pretrained(cls, source: Any, **kwargs: Any) -> Any:
+        """Load the model of a folder or of the hub, as the subclass with the mean of its own class."""
+        known: Any = AutoModelForSequenceClassification._model_mapping
+        # kwargs has options of the configuration and of the loader, which the loader separates
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        if type(config) not in known:
+            raise ValueError(f"{source} is a {config.model_type!r} model, which has no classifier for texts")
+        kind = mean_pooled(known[type(config)], cls.pooling)
+        return kind.from_pretrained(source, **{**kwargs, "trust_remote_code": False})
+
+
+class LayersPooled(MeanPooled):
+    """The same with the means of four layers."""
+
+    pooling = "layers"
+
+
+POOLED: dict[str, type[MeanPooled]] = {kind.pooling: kind for kind in (MeanPooled, LayersPooled)}
+PREFIXES = tuple(kind.__name__ for kind in POOLED.values())  # of the names of classes
+
+
+def mean_pooled(kind: type[PreTrainedModel], pooling: str) -> Any:
+    """A subclass with the mean, so that transformers loads weights directly into it."""
+
+    def start(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        kind.__init__(self, config, *args, **kwargs)
+        pool_means_(self, pooling)
+
+    return type(f"{POOLED[pooling].__name__}{kind.__name__}", (kind,), {"__init__": start})
