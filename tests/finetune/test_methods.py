@@ -47,6 +47,7 @@ ROWS = {
     "houlsby": Row(4 * (DIM * 4 + DIM + 4 * (DIM + 1)) + HEAD, adapter=True),
     "bitfit": Row(None, changes="bias$"),
     "ia3": Row(2 * (DIM + DIM + DIM + 32) + HEAD, adapter=True),
+    "closed-form": Row(HEAD),
     "linear-probe": Row(HEAD),
     "full": Row(None, changes="."),
 }

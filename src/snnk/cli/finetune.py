@@ -49,11 +49,12 @@ def command(
         typer.Option(help="For uptrain: all, top-6, or numbers separated by commas. Default: the upper half."),
     ] = None,
     pooling: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="model (the model's own), mean (of all tokens), or layers (means of all tokens in four layers)."
+            help="model (the model's own), mean (of all tokens), or layers (means of all tokens in four layers). "
+            "Default: layers for closed-form, else model."
         ),
-    ] = "model",
+    ] = None,
     classifier_start: Annotated[
         str, typer.Option(help="First weights of the classifier: closed-form or random.")
     ] = "closed-form",

@@ -42,6 +42,7 @@ SIZES: dict[str, int | None] = {  # features, rank or width of each method
     "bitfit": None,
     "ia3": None,
     "linear-probe": None,
+    "closed-form": None,
     "full": None,
     f"snnk-tuned{DRAWN}": 8,
     f"lora{DRAWN}": 8,

@@ -56,7 +56,7 @@ class FinetuneConfig:
     task: str | None = None
     data_dir: str | None = None
     regression: bool | None = None
-    pooling: str = "model"
+    pooling: str | None = None
     num_features: int | None = None
     layers: str | None = None
     classifier_start: str = "closed-form"
@@ -74,7 +74,8 @@ class FinetuneConfig:
 
     def __post_init__(self) -> None:
         _checks.choose(self.method, METHODS, "method")
-        _checks.choose(self.pooling, POOLING, "pooling")
+        if self.pooling is not None:
+            _checks.choose(self.pooling, POOLING, "pooling")
         _checks.choose(self.classifier_start, STARTS, "classifier start")
         for name in ("num_features", "max_length", "limit_train"):
             if (value := getattr(self, name)) is not None:
@@ -98,7 +99,7 @@ class FinetuneConfig:
             from snnk.hf.finding import parse_layers  # late: it loads torch and transformers
 
             parse_layers(self.layers)
-        if method.own_pooler and self.pooling != "model":
+        if method.own_pooler and self.pooling not in (None, "model"):
             raise ValueError(f"method {self.method!r} replaces the model's own pooler: use it with pooling 'model'")
         self.settings(images=False, large=False)
 

@@ -67,7 +67,8 @@ def load_base(
     config: FinetuneConfig, labels: Sequence[str] | None, images: bool, say: Callable[[str], None]
 ) -> tuple[Loaded, tuple[str, ...]]:
     """The model that a run starts from, and the modules inside it that its files lack and that were drawn at random."""
-    kind = _class(images, config.pooling)
+    pooling = config.pooling or "model"
+    kind = _class(images, pooling)
     loaded = load_model(config.model, kind, new_head=True, dtype=torch.float32, **_label_options(labels))
     model = loaded.model
     if Path(config.model).is_dir():
@@ -78,7 +79,7 @@ def load_base(
             "use a model of another type"
         )
     inside = sorted(key for key in loaded.missing | loaded.mismatched if key.startswith(f"{model.base_model_prefix}."))
-    if not inside or config.pooling != "model":
+    if not inside or pooling != "model":
         return loaded, ()
     say(f"note: the files have no {', '.join(inside)}, which are drawn at random; --pooling mean needs no pooler")
     return loaded, tuple(dict.fromkeys(name for key in inside if "." in (name := key.rpartition(".")[0])))

@@ -69,6 +69,7 @@ class Method:
         features: default number of features, adapter size or rank; None if the method has none.
         settings: what differs from the defaults of `TrainingSettings`.
         images, large: what differs further for images and for large data sets.
+        pooling: of texts, see FinetuneConfig.
         own_pooler: whether the method replaces the model's pooler, which must then be in use.
         head_only: whether everything that is trained is behind the base model, or its pooler. The base model is then
             run once.
@@ -84,6 +85,7 @@ class Method:
     settings: dict[str, Any] = field(default_factory=dict)
     images: dict[str, Any] = field(default_factory=dict)
     large: dict[str, Any] = field(default_factory=dict)
+    pooling: str = "model"
     own_pooler: bool = False
     head_only: bool = False
     closed_form: bool = False
@@ -334,6 +336,14 @@ METHODS: dict[str, Method] = {
     ),
     "bitfit": Method("biases only", wrap=bitfit),
     "ia3": Method("scales of keys, values and feed-forward blocks", wrap=ia3, settings={"learning_rate": 3e-3}),
+    "closed-form": Method(
+        "the classifier alone, solved in one pass without backpropagation, on means over tokens of four layers",
+        wrap=linear_probe,
+        settings={"max_steps": 0},
+        pooling="layers",
+        head_only=True,
+        closed_form=True,
+    ),
     "linear-probe": Method("the classifier only", wrap=linear_probe, head_only=True),
     "full": Method(
         "all parameters",

@@ -28,6 +28,7 @@ from snnk.finetune.data import Data
 from snnk.finetune.inputs import PARTS, Inputs, is_images, read
 from snnk.finetune.loading import FORMAT, bits, fingerprint, load_base, mark_pairs, place_from, set_padding
 from snnk.finetune.methods import METHODS, Method, Setup, nothing
+from snnk.finetune.scores import OFFSET, best_offset
 from snnk.finetune.settings import TrainingSettings
 from snnk.finetune.trainer import Progress, Trained, evaluate, peak_memory, train
 from snnk.finetune.trunk import run_trunk, without_trunk
@@ -109,6 +110,7 @@ def _finetune(
     )
     large = len(inputs.train) >= LARGE or bool(inputs.described.get("large"))
     method, settings = method or METHODS[config.method], config.settings(images=images, large=large)
+    config = replace(config, pooling=config.pooling or ("model" if images else method.pooling))
     if config.bf16 is None and not method.head_only:  # a head is too small to gain by it
         settings = replace(settings, bf16=has_bfloat16(_device()))
     features = config.num_features or method.features or 0
@@ -144,7 +146,7 @@ def _finetune(
                     say("the base model was run once over all rows")
                     rows, validation = seen
                     cut.enter_context(without_trunk(base))
-            start = _start(base, method, setup, config, say)
+            start = _start(base, method, setup, config, settings, inputs.metrics[0], say)
             model: Any = method.wrap(base, setup)
         counts = {
             "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -248,15 +250,33 @@ def _reads_all(method: Method, settings: TrainingSettings, rows: int) -> bool:
 
 
 def _start(
-    model: PreTrainedModel, method: Method, setup: Setup, config: FinetuneConfig, say: Callable[[str], None]
+    model: PreTrainedModel,
+    method: Method,
+    setup: Setup,
+    config: FinetuneConfig,
+    settings: TrainingSettings,
+    metric: str,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Give the classifier its start; returns what metrics.json has on it."""
+    """Give the classifier its start; returns what metrics.json has on it.
+
+    If nothing is trained afterwards, its threshold between two classes is the one with the best `metric` of
+    leave-one-out predictions, where that may be another than the most probable class.
+    """
     if config.classifier_start == "random":
         return {"kind": "random"}
-    rows = max(START_ROWS, PER_FEATURE * find_classifier(model).in_features)
-    fit = fit_classifier_(model, setup.batches(FIT_ROWS if method.closed_form or config.max_steps == 0 else rows))
-    say(f"the classifier starts from its closed form: {fit}")
+    classifier = find_classifier(model)
+    rows = max(START_ROWS, PER_FEATURE * classifier.in_features)
+    fit = fit_classifier_(model, setup.batches(FIT_ROWS if method.closed_form or settings.max_steps == 0 else rows))
+    say(f"the classifier {'has' if settings.max_steps == 0 else 'starts from'} its closed form: {fit}")
+    offset = 0.0
+    if settings.max_steps == 0 and metric in OFFSET and fit.left_out is not None and fit.left_out[0].shape[1] == 2:
+        offset = best_offset(*fit.left_out, metric)
+        with torch.no_grad():
+            classifier.bias[1] += offset
+        say(f"the logit of the second class is moved by {offset:.3f}, as the {metric} of left-out rows is best there")
     return {
+        "offset": offset,
         "kind": "closed-form",
         "rows": fit.rows,
         "lam": fit.solution.lam,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor
@@ -13,6 +14,8 @@ from torch import Tensor
 Array = np.ndarray[Any, np.dtype[Any]]
 CLASSIFICATION = ("accuracy", "macro_f1", "mcc")
 REGRESSION = ("pearson", "spearman")
+OFFSET = ("f1", "macro_f1", "mcc")  # metrics for which the most probable class may not be the best prediction
+PLACES = 400  # thresholds that are tried
 
 
 def accuracy(found: Array, labels: Array) -> float:
@@ -60,11 +63,26 @@ METRICS: dict[str, Callable[[Array, Array], float]] = {
 }
 
 
+def best_offset(logits: Tensor, labels: Tensor, metric: str) -> float:
+    """What to add to the logit of the second of two classes, so that predictions have the best metric.
+
+    Example:
+        >>> logits, labels = torch.tensor([[3.0, 0.0], [2.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1, 1])
+        >>> 2 < best_offset(logits, labels, "mcc") < 3
+        True
+    """
+    gap = (logits[:, 1] - logits[:, 0]).double()
+    ordered = gap.unique()  # between two neighbours of these, and at 0
+    places = torch.cat([(ordered[1:] + ordered[:-1]) / 2, gap.new_zeros(1)])
+    chosen = places[torch.linspace(0, len(places) - 1, min(len(places), PLACES)).long()]
+    found = {-float(at): METRICS[metric]((gap > at).long().numpy(), labels.numpy()) for at in chosen}
+    return max(found, key=lambda offset: (found[offset], -abs(offset)))
+
+
 def score(logits: Tensor, labels: Tensor, metrics: Sequence[str]) -> dict[str, float]:
     """The metrics and the loss of logits (n, classes) or (n, 1) for labels (n,).
 
     Example:
-        >>> import torch
         >>> score(torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0]), ["accuracy"])["accuracy"]
         0.5
     """

@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 import pytest
 
 from snnk.experiments.lab import protocol
-from snnk.experiments.lab.protocol import DRAWN, UNTRAINED, Protocol
+from snnk.experiments.lab.protocol import DRAWN, Protocol
 from snnk.experiments.lab.records import Results
 from snnk.experiments.lab.tuning import course, have_ended
 
 from helpers.experiments import MEASURED
 
+SOLVED = "bundled-solved"
 SMALL = Protocol(epochs=1, train_rows=44, pooling="mean")
 
 
@@ -25,18 +26,18 @@ def key_of(task, method, features=None, rate=1e-3, seed=0):
 
 def test_rates_beside_the_best_are_tried_too(tmp_path):
     config = Config(rates=(1.0, 2.0, 3.0, 4.0, 5.0), seeds=2)
-    cells = [(task, method, None) for task in config.tasks for method in ("snnk", "full", UNTRAINED)]
-    scores = {"snnk": {2: 5, 3: 4, 4: 3, 1: 6}, "full": {0.02: 1, 0.03: 2, 0.04: 1}, UNTRAINED: {1: 0}}
+    cells = [(task, method, None) for task in config.tasks for method in ("snnk", "full", SOLVED)]
+    scores = {"snnk": {2: 5, 3: 4, 4: 3, 1: 6}, "full": {0.02: 1, 0.03: 2, 0.04: 1}, SOLVED: {1: 0}}
     results = Results(tmp_path / "rows.json", config)
     seen = []
     for wave in protocol.waves(cells, config, results):
         seen.append([(k["task"], k["method"], k["learning_rate"], k["seed"]) for k in wave])
         for key in wave:
             results.add({**key, "validation": scores[key["method"]][key["learning_rate"]]})
-    final = {"snnk": 1.0, "full": 0.03, UNTRAINED: 1.0}
+    final = {"snnk": 1.0, "full": 0.03, SOLVED: 1.0}
     for task, waves in (("cola", seen[:3]), ("stsb", seen[3:])):
         first = [(task, "snnk", rate, 0) for rate in (2.0, 3.0, 4.0)]
-        first += [(task, "full", rate, 0) for rate in (0.02, 0.03, 0.04)] + [(task, UNTRAINED, 1.0, 0)]
+        first += [(task, "full", rate, 0) for rate in (0.02, 0.03, 0.04)] + [(task, SOLVED, 1.0, 0)]
         assert waves == [first, [(task, "snnk", 1.0, 0)], [(task, m, rate, 1) for m, rate in final.items()]]
     assert len(results.rows) <= config.most(cells) and protocol.missing(cells, config, results) == []
     found = {(r["task"], r["method"], r["seed"], r["learning_rate"]) for r in protocol.chosen(results, 0)}
@@ -86,7 +87,7 @@ def test_a_start_at_random_and_a_head_without_training(files):
     drawn = protocol.measure(key_of("cola", f"lora{DRAWN}", 4, rate=1e-9), SMALL, files)
     fitted = protocol.measure(key_of("cola", "lora", 4, rate=1e-9), SMALL, files)
     assert drawn["start_validation"] != fitted["start_validation"]
-    untrained = protocol.measure(key_of("stsb", UNTRAINED, 16), SMALL, files)
+    untrained = protocol.measure(key_of("stsb", SOLVED, 16), SMALL, files)
     assert untrained["steps"] == 0 and untrained["pooling"] == "model" and have_ended([untrained])
 
 

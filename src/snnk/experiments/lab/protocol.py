@@ -24,7 +24,7 @@ from snnk.experiments.lab.records import Results, Row
 from snnk.experiments.lab.tuning import metric_of, row_of, tuned, variants
 
 Cell = tuple[str, str, int | None]  # task, method, number of features
-UNTRAINED = "closed-form"
+UNTRAINED = ("bundled-solved", "closed-form")
 DRAWN = ", random start"  # ends the name of a method whose classifier does not start from its closed form
 SLOWER = {"full": 0.01, "uptrain": 0.01}  # factors on the learning rates, where all parameters are trained
 
@@ -120,7 +120,7 @@ def _key(cell: Cell, rate: float, seed: int) -> Row:
 
 def _rates(cell: Cell, config: Protocol) -> tuple[float, ...]:
     factor = SLOWER.get(cell[1], 1.0)
-    return config.rates[:1] if cell[1] == UNTRAINED else tuple(rate * factor for rate in config.rates)
+    return config.rates[:1] if cell[1] in UNTRAINED else tuple(rate * factor for rate in config.rates)
 
 
 def _cell(row: Row) -> Cell:
@@ -180,10 +180,10 @@ def measure(key: Row, config: Protocol, files: Mapping[str, str]) -> Row:
     shared = ("epochs", "batch_size", "schedule", "dropout", "max_length")
     options: dict[str, Any] = {field: getattr(config, field) for field in shared}
     options |= {"task": key["task"]} if glue else {}
-    options["pooling"] = config.pooling if glue and not METHODS[base].own_pooler else "model"
+    options["pooling"] = None if name in UNTRAINED or METHODS[base].own_pooler or not glue else config.pooling
     if name != key["method"]:
         options["classifier_start"] = "random"
-    if name == UNTRAINED:
+    if name in UNTRAINED:
         options["max_steps"] = 0
     result = tuned(
         files,
@@ -195,5 +195,8 @@ def measure(key: Row, config: Protocol, files: Mapping[str, str]) -> Row:
         seed=key["seed"],
         **options,
     )
-    row = {**key, **row_of(result, metric_of(key["task"])), "pooling": options["pooling"]}
-    return row if result is None else {**row, "peak_GB": result.metrics["training"]["peak_memory_bytes"] / 1e9}
+    row = {**key, **row_of(result, metric_of(key["task"]))}
+    if result is None:
+        return row
+    found = result.metrics
+    return {**row, "pooling": found["config"]["pooling"], "peak_GB": found["training"]["peak_memory_bytes"] / 1e9}

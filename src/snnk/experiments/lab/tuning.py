@@ -68,7 +68,7 @@ def variants() -> dict[str, tuple[str, Method]]:
         "pooler": ("snnk-pooler", replace(base, edit=nothing, finish=nothing)),
         "tanh-pooler": ("snnk-pooler", replace(base, edit=pooler("tanh_power", "pretrained"))),
         "random-pooler": ("snnk-pooler", replace(base, edit=pooler("cos", "random"))),
-        "closed-form": ("bundled", KNOWN["bundled"]),
+        "bundled-solved": ("bundled", KNOWN["bundled"]),
         "pfeiffer": ("houlsby", replace(KNOWN["houlsby"], wrap=snnk_adapter(target_modules="pfeiffer", **wide))),
     }
 

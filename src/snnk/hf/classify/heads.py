@@ -43,6 +43,7 @@ class ClassifierFit:
     loss: float | None = None  # cross-entropy; None for regression
     accuracy: float | None = None  # for rows with one class each
     temperature: float | None = None  # t; at 0 the weight stays, and the bias has the frequencies of the classes
+    left_out: tuple[Tensor, Tensor] | None = None  # logits (n, k) of the leave-one-out predictions, and classes (n,)
 
     def __str__(self) -> str:
         parts = [
@@ -93,7 +94,8 @@ def fit_classifier_(
         t, c, facts["loss"] = _logits(z, y, data.task, offsets=layer.bias is not None)
         weight, bias, facts["temperature"] = t * weight, t * bias + c, t
         if data.task == TASKS[1]:
-            facts["accuracy"] = float(((t * z + c).argmax(1) == y.argmax(1)).double().mean())
+            facts["left_out"] = (t * z + c, y.argmax(1))
+            facts["accuracy"] = float((facts["left_out"][0].argmax(1) == y.argmax(1)).double().mean())
     with torch.no_grad():
         if facts.get("temperature") != 0:  # a weight of zeros would pass no gradient to the layers below
             layer.weight.copy_(weight)
