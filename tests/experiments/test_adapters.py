@@ -9,7 +9,13 @@ from helpers.experiments import Rows
 
 def equal_size(method, task, score, seed=0, rate=1e-3, validation=1.0):
     facts = {"seed": seed, "trained": 78, "learning_rate": rate, "model": "some", "late_gain": 0.0}
-    facts |= {"features": adapters.SIZES[method], "steps": 9, "start_validation": 0.0, "metric": "mcc"}
+    facts |= {
+        "validation_loss": 1.0,
+        "features": adapters.SIZES[method],
+        "steps": 9,
+        "start_validation": 0.0,
+        "metric": "mcc",
+    }
     return {"method": method, "task": task, "score": score, "validation": validation, **facts}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from snnk.experiments.lab import data
 from snnk.experiments.lab.records import Results
 
-MEASURED = ("seconds", "seconds_a_step", "peak_GB", "commit", "environment")  # what differs between two runs
+MEASURED = ("seconds", "start_seconds", "peak_GB", "commit", "environment")  # what differs between two runs
 
 
 class Rows(Results):
@@ -32,5 +32,11 @@ def write_idx(path, array):
 
 def table_row(task, method, score, features=None, trained=10, seed=0):
     facts = {"metric": "mcc", "model": "some", "steps": 9, "pooler_trained": True, "late_gain": 0.0}
-    facts |= {"validation": score, "start_validation": 0.0, "learning_rate": 1e-3, "trained": trained}
+    facts |= {
+        "validation": score,
+        "validation_loss": 1.0,
+        "start_validation": 0.0,
+        "learning_rate": 1e-3,
+        "trained": trained,
+    }
     return {"task": task, "method": method, "features": features, "score": score, "seed": seed, **facts}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -264,7 +265,8 @@ def _start(
     leave-one-out predictions, where that may be another than the most probable class.
     """
     if config.classifier_start == "random":
-        return {"kind": "random"}
+        return {"kind": "random", "seconds": 0.0}
+    began = time.perf_counter()
     classifier = find_classifier(model)
     rows = max(START_ROWS, PER_FEATURE * classifier.in_features)
     fit = fit_classifier_(model, setup.batches(FIT_ROWS if method.closed_form or settings.max_steps == 0 else rows))
@@ -277,6 +279,7 @@ def _start(
         say(f"the logit of the second class is moved by {offset:.3f}, as the {metric} of left-out rows is best there")
     return {
         "offset": offset,
+        "seconds": time.perf_counter() - began,
         "kind": "closed-form",
         "rows": fit.rows,
         "lam": fit.solution.lam,

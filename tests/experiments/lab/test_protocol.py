@@ -33,7 +33,7 @@ def test_rates_beside_the_best_are_tried_too(tmp_path):
     for wave in protocol.waves(cells, config, results):
         seen.append([(k["task"], k["method"], k["learning_rate"], k["seed"]) for k in wave])
         for key in wave:
-            results.add({**key, "validation": scores[key["method"]][key["learning_rate"]]})
+            results.add({**key, "validation": scores[key["method"]][key["learning_rate"]], "validation_loss": 1.0})
     final = {"snnk": 1.0, "full": 0.03, SOLVED: 1.0}
     for task, waves in (("cola", seen[:3]), ("stsb", seen[3:])):
         first = [(task, "snnk", rate, 0) for rate in (2.0, 3.0, 4.0)]
@@ -46,13 +46,16 @@ def test_rates_beside_the_best_are_tried_too(tmp_path):
     assert protocol.missing([("cola", "snnk", None)], more, results) == ["cola: snnk, 2 of 3 seeds"]
 
 
-def test_of_equal_rates_the_lowest_is_chosen_in_whatever_order_processes_end(tmp_path):
-    config = Config(rates=(1.0, 2.0, 3.0, 4.0, 5.0), seeds=2)
+@pytest.mark.parametrize("lower", [False, True])
+def test_of_equal_scores_the_loss_and_then_the_rate_chooses_in_whatever_order_processes_end(tmp_path, lower):
+    config = Config(rates=(1.0, 3.0, 4.0, 5.0, 6.0) if lower else (1.0, 2.0, 3.0, 4.0, 5.0), seeds=2)
     results = Results(tmp_path / "rows.json", config)
     for wave in protocol.waves([("cola", "snnk", 8)], config, results):
         for key in reversed(wave):
-            results.add({**key, "validation": 0.0 if key["learning_rate"] > 2 else None})
-    assert {r["learning_rate"] for r in protocol.chosen(results, 0)} == {3.0}
+            rate = key["learning_rate"]
+            facts = {"validation": 0.0 if rate > 2 else None, "validation_loss": 1.0 if rate < 5 or not lower else 0.9}
+            results.add({**key, **facts})
+    assert {r["learning_rate"] for r in protocol.chosen(results, 0)} == {5.0 if lower else 3.0}
 
 
 def test_rows_of_other_tasks_and_methods_are_kept(tmp_path):

@@ -128,10 +128,12 @@ def _cell(row: Row) -> Cell:
 
 
 def _best(tried: Iterable[Row]) -> Row:
-    """The row with the best validation score; of equal ones that with the lowest rate."""
+    """The row with the best validation score; of equal ones that with the lower loss, then that with the lower rate."""
 
-    def rank(row: Row) -> tuple[float, float]:
-        return -math.inf if row["validation"] is None else row["validation"], -row["learning_rate"]
+    def rank(row: Row) -> tuple[float, float, float]:
+        if row["validation"] is None:
+            return -math.inf, -math.inf, -row["learning_rate"]
+        return row["validation"], -row["validation_loss"], -row["learning_rate"]
 
     return max(tried, key=rank)
 

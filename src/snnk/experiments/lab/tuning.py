@@ -76,12 +76,12 @@ def variants() -> dict[str, tuple[str, Method]]:
 def row_of(result: FinetuneResult | None, metric: str) -> Row:
     """The part of metrics.json that a row stores, with scores in percent.
 
-    The scores are those on validation rows, on dev or test rows, and on validation rows before the first step. A row of
-    a run that diverged has null for them.
+    The scores are those on validation rows, with their loss, on dev or test rows, and on validation rows before the
+    first step. A row of a run that diverged has null for them.
     """
     if result is None:
-        names = ("model", "trained", "validation", "score", "start_validation", "steps", "seconds")
-        return {**dict.fromkeys(names), "metric": metric, "late_gain": 0.0}
+        names = ("model", "trained", "validation", "validation_loss", "score", "start_validation")
+        return {**dict.fromkeys((*names, "steps", "start_seconds", "seconds")), "metric": metric, "late_gain": 0.0}
     found = result.metrics
     training, scores = found["training"], found["scores"]
     return {
@@ -89,9 +89,11 @@ def row_of(result: FinetuneResult | None, metric: str) -> Row:
         "trained": found["parameters"]["trained"],
         "metric": metric,
         "validation": 100 * scores["validation"][metric],
+        "validation_loss": scores["validation"]["loss"],
         "score": 100 * scores["test"][metric],
         "start_validation": 100 * training["epochs"][0][metric],
         "steps": training["steps"],
+        "start_seconds": found["classifier_start"]["seconds"],
         "seconds": training["seconds"],
         **course(training, metric),
     }
