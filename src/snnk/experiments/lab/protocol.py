@@ -130,10 +130,9 @@ def _cell(row: Row) -> Cell:
 def _best(tried: Iterable[Row]) -> Row:
     """The row with the best validation score; of equal ones that with the lower loss, then that with the lower rate."""
 
-    def rank(row: Row) -> tuple[float, float, float]:
-        if row["validation"] is None:
-            return -math.inf, -math.inf, -row["learning_rate"]
-        return row["validation"], -row["validation_loss"], -row["learning_rate"]
+    def rank(row: Row) -> tuple[float, ...]:
+        score, loss = row["validation"], row["validation_loss"]  # None if it diverged
+        return -math.inf if score is None else score, -math.inf if loss is None else -loss, -row["learning_rate"]
 
     return max(tried, key=rank)
 
