@@ -6,7 +6,7 @@
 
 The models of ours are folders of `snnk compress`, or are made with its default options from the sentences of STS-B's
 training file. int8 is dynamic in PyTorch and ONNX Runtime, and static in OpenVINO (by NNCF, with scales from the same
-sentences; what stays in floating point is bfloat16 where the processor has it, as OpenVINO chooses). Latency is that of
+sentences). OpenVINO computes what is not int8 in bfloat16 where the processor has it, as it does by default. Latency is that of
 one thread, by processor time with wall time beside it, for batches of 1 x 16, 1 x 128, 32 x 32 and 32 x 128 tokens:
 everything takes turns in one process, until the standard error of each is 1 %, or for --seconds per batch. STS-B dev is
 evaluated once per row, by the Spearman correlation of cosines with the scores, in percent; cosine and neighbours are
@@ -39,6 +39,7 @@ from snnk.hf import compress
 from snnk.hf.compression.agreement import compare
 from snnk.hf.compression.opening import open_source
 from snnk.hf.compression.outputs import VECTORS, Outputs
+from snnk.hf.models import has_bfloat16
 from snnk.hf.serve import graphs
 from snnk.hf.serve.exporting import read_inputs
 from snnk.hf.serve.forms import FORMS, check_form, write_form
@@ -99,9 +100,10 @@ def contenders(
         out = work / f"{name} {form}"
         out.mkdir()
         path = write_form(source.network, inputs.own, out, form)
-        session = graphs.open_graph(path, to, threads=threads, exact=mode is None)
+        session = graphs.open_graph(path, to, threads=threads)
         megabytes = sum(file.stat().st_size for file in out.iterdir()) / 1e6
-        yield Contender(name, keep, to, "int8" if mode else "float32", states_in(session), megabytes)
+        computed = "bfloat16" if to == "openvino" and has_bfloat16("cpu") else "float32"
+        yield Contender(name, keep, to, "int8" if mode else computed, states_in(session), megabytes)
 
 
 def states_in(session: Callable[[Batch], dict[str, Tensor]]) -> States:
