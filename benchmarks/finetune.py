@@ -35,11 +35,11 @@ from snnk.experiments.lab import tiny
 from snnk.experiments.lab.records import Results
 from snnk.finetune import METHODS, FinetuneConfig
 from snnk.finetune.inputs import read
-from snnk.finetune.loading import load_base, set_padding
+from snnk.finetune.loading import load_base
 from snnk.finetune.methods import Setup
 from snnk.finetune.trainer import train
 from snnk.finetune.trunk import run_trunk, without_trunk
-from snnk.hf.models import has_bfloat16, load_processor, quiet
+from snnk.hf.models import has_bfloat16, load_processor, quiet, set_padding
 
 TARGETS = {"adapters": 0.6, "head": 0.1}  # of the seconds per epoch of Trainer, at most
 FIT_ROWS = 256  # for the directions of adapters

@@ -6,12 +6,12 @@
 
 The models of ours are folders of `snnk compress`, or are made with its default options from the sentences of STS-B's
 training file. int8 is dynamic in PyTorch and ONNX Runtime, and static in OpenVINO (by NNCF, with scales from the same
-sentences). OpenVINO computes what is not int8 in bfloat16 where the processor has it, as it does by default. Latency is that of
-one thread, by processor time with wall time beside it, for batches of 1 x 16, 1 x 128, 32 x 32 and 32 x 128 tokens:
-everything takes turns in one process, until the standard error of each is 1 %, or for --seconds per batch. STS-B dev is
-evaluated once per row, by the Spearman correlation of cosines with the scores, in percent; cosine and neighbours are
-those of the original in PyTorch on the same sentences. A runtime that is not installed is left out. --quick generates a
-small model and sentences, which show that the script runs and nothing else.
+sentences). OpenVINO computes what is not int8 in bfloat16 where the processor has it, as it does by default. Latency is
+that of one thread, by processor time with wall time beside it, for batches of 1 x 16, 1 x 128, 32 x 32 and 32 x 128
+tokens: everything takes turns in one process, until the standard error of each is 1 %, or for --seconds per batch.
+STS-B dev is evaluated once per row, by the Spearman correlation of cosines with the scores, in percent; cosine and
+neighbours are those of the original in PyTorch on the same sentences. A runtime that is not installed is left out.
+--quick generates a small model and sentences, which show that the script runs and nothing else.
 """
 
 from __future__ import annotations

@@ -15,11 +15,15 @@ import onnxruntime
 from tokenizers import Tokenizer
 
 folder, port = Path(sys.argv[1]), int(sys.argv[2])
+graph = next(folder.rglob("model.onnx"), None)
+if graph is None:
+    sys.exit(f"{folder} has no model.onnx: name a folder that snnk export --to onnx wrote")
 others = [path for path in folder.glob("[1-9]_*") if path.name not in ("1_Pooling", "2_Normalize")]
 pooling = folder / "1_Pooling" / "config.json"
-if others or (pooling.exists() and not json.loads(pooling.read_text()).get("pooling_mode_mean_tokens")):
+modes = json.loads(pooling.read_text()) if pooling.exists() else {"pooling_mode": "mean"}
+modes = [modes.get("pooling_mode"), *(key for key, on in modes.items() if key.startswith("pooling_mode_") and on)]
+if others or [mode for mode in modes if mode] not in (["mean"], ["pooling_mode_mean_tokens"]):
     sys.exit(f"{folder} does not return the mean of its tokens: change encode() below to what it does")
-graph = next(folder.rglob("model.onnx"))
 config = json.loads((graph.parent.parent / "config.json").read_text())
 tokenizer = Tokenizer.from_file(str(next(folder.rglob("tokenizer.json"))))
 tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
@@ -47,8 +51,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         try:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            status, answer = 200, json.dumps({"vectors": encode(asked["texts"]).tolist()}).encode()
+            texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["texts"]
+            if not texts or not all(isinstance(text, str) for text in texts):
+                raise ValueError
+            status, answer = 200, json.dumps({"vectors": encode(texts).tolist()}).encode()
         except (KeyError, TypeError, ValueError):
             status, answer = 400, b'{"error": "expected {\\"texts\\": [\\"a text\\", ...]}"}'
         self.send_response(status)

@@ -22,6 +22,7 @@ from helpers.texts import make_texts, make_tokenizer, save
 PYTHON = (sys.base_prefix + "/bin/python3", "-S")  # no packages but those of PYTHONPATH
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ALLOWED = ("onnxruntime", "tokenizers", "numpy")
+CLS_AND_MEAN = ("pooling_mode_cls_token", "pooling_mode_mean_tokens")
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_vectors_over_http_are_those_of_the_model(served, alone):
             request = urllib.request.Request(f"http://127.0.0.1:{port}", json.dumps({"texts": texts}).encode())
             with urllib.request.urlopen(request) as answer:
                 found = torch.tensor(json.load(answer)["vectors"])
-            for wrong in (b"{", b"[]", b'{"texts": 3}'):
+            for wrong in (b"{", b"[]", b'{"texts": 3}', b'{"texts": []}', b'{"texts": [["a", "b"]]}'):
                 with pytest.raises(urllib.error.HTTPError, match="400"):
                     urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}", wrong))
         finally:
@@ -97,10 +98,33 @@ def test_the_load_test_compares_models(served, alone):
     assert len(rates) == 2 and all(float(rate) > 0 for rate, _ in rates) and rates[0][1] == "1.00"
 
 
-def test_other_poolings_are_refused(served, alone, tmp_path):
+@pytest.mark.parametrize(
+    "pooling",
+    [{"pooling_mode_cls_token": True}, {"pooling_mode": "cls"}, dict.fromkeys(CLS_AND_MEAN, True)],
+)
+def test_other_poolings_are_refused(served, alone, tmp_path, pooling):
     shutil.copytree(served[1], tmp_path / "other")
     (tmp_path / "other" / "1_Pooling").mkdir()
-    (tmp_path / "other" / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    (tmp_path / "other" / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     command = [*PYTHON, EXAMPLES / "serve.py", tmp_path / "other", "0"]
     done = subprocess.run(command, capture_output=True, text=True, env=alone)
     assert done.returncode == 1 and "does not return the mean of its tokens" in done.stderr
+
+
+@pytest.mark.parametrize("pooling", [{"pooling_mode": "mean"}, {"pooling_mode_mean_tokens": True}])
+def test_both_names_of_the_mean_are_served(served, alone, tmp_path, pooling):
+    shutil.copytree(served[1], tmp_path / "same")
+    (tmp_path / "same" / "1_Pooling").mkdir()
+    (tmp_path / "same" / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    command = [*PYTHON, EXAMPLES / "serve.py", tmp_path / "same", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=alone) as server:
+        try:
+            assert server.stdout.readline().startswith("listening")
+        finally:
+            server.terminate()
+
+
+def test_a_folder_without_a_graph_is_refused(alone, tmp_path):
+    command = [*PYTHON, EXAMPLES / "serve.py", tmp_path, "0"]
+    done = subprocess.run(command, capture_output=True, text=True, env=alone)
+    assert done.returncode == 1 and "has no model.onnx: name a folder that snnk export" in done.stderr

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from snnk.finetune import finetune, load
 from snnk.finetune.data import encode_texts
-from snnk.finetune.loading import set_padding
+from snnk.hf.models import set_padding
 
 from helpers.texts import make_tokenizer
 from helpers.tuning import TINY, make_config, outputs, save

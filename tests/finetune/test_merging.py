@@ -92,7 +92,7 @@ def test_a_mean_pooled_model_is_compressed_and_predicts(quick, tuned, root, tmp_
         joint=False,
         widen=False,
     )
-    assert found["saved_as"]["format"] == "snnk" and "mean of all tokens" in found["saved_as"]["reason"]
+    assert found["saved_as"]["format"] == "snnk" and "means over tokens" in found["saved_as"]["reason"]
     big, small = (outputs(load(tmp_path / name)[0]) for name in ("whole", "small"))
     assert 0 < (big - small).norm() < 0.5 * big.norm()
     done = predict(tmp_path / "small", root / "test.tsv", out=tmp_path / "p.csv")

@@ -182,6 +182,21 @@ def test_a_folder_that_the_cross_encoder_has_saved_keeps_its_activation(tmp_path
     assert get(tmp_path / "p.csv")[0]["score"] == pytest.approx(float(expected), abs=1e-5)
 
 
+@pytest.mark.parametrize("padding", [5, None])
+def test_a_decoder_reads_the_last_token_of_a_text_in_any_batch(tmp_path, padding):
+    """Its configuration has another padding token than its tokenizer, or none."""
+    torch.manual_seed(0)
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 43, "n_positions": 64, "initializer_range": 0.5}
+    config = transformers.GPT2Config(**sizes, num_labels=2, pad_token_id=padding)
+    folder = save_model(transformers.GPT2ForSequenceClassification(config), tmp_path / "model")
+    file = put(tmp_path / "rows.csv", [{"text": text} for text in make_texts(9)])
+    found = {}
+    for size in (1, 9):
+        predict(folder, file, out=tmp_path / f"{size}.csv", batch_size=size)
+        found[size] = [row["probability_LABEL_1"] for row in get(tmp_path / f"{size}.csv")]
+    assert found[1] == pytest.approx(found[9], abs=1e-5) and max(found[1]) - min(found[1]) > 0.1
+
+
 def test_several_classes_may_hold(tmp_path):
     folder = reranker(tmp_path / "model", num_labels=2, problem_type="multi_label_classification")
     predict(folder, put(tmp_path / "a.csv", rows_of(4)), out=tmp_path / "p.csv", text="sentence")

@@ -7,9 +7,9 @@ import transformers as hf
 from snnk.finetune import finetune
 from snnk.finetune import run as running
 from snnk.finetune.data import Data, encode_texts
-from snnk.finetune.loading import set_padding
 from snnk.finetune.trunk import _find_view, run_trunk, without_trunk
 from snnk.hf.classify.means import pool_means_
+from snnk.hf.models import set_padding
 
 from helpers.texts import make_tokenizer
 from helpers.tuning import TINY, make_config, make_rows

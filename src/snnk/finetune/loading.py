@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 
 from snnk import _checks, _io
 from snnk.finetune.config import POOLING, FinetuneConfig
 from snnk.hf.classify.means import POOLED
-from snnk.hf.data import pad_id
 from snnk.hf.folders import find_folder, some
-from snnk.hf.models import POSITIONS_FROM_PADDING, Loaded, load_model, load_processor, quiet, refuse_nan
+from snnk.hf.models import Loaded, load_model, load_processor, quiet, refuse_nan, set_padding
 
 FORMAT = "snnk.Finetune/1"
 
@@ -83,13 +82,6 @@ def load_base(
         return loaded, ()
     say(f"note: the files have no {', '.join(inside)}, which are drawn at random; --pooling mean needs no pooler")
     return loaded, tuple(dict.fromkeys(name for key in inside if "." in (name := key.rpartition(".")[0])))
-
-
-def set_padding(model: PreTrainedModel, processor: Any) -> None:
-    """Set the padding token of a model to that of its batches: a decoder classifies the last token before padding."""
-    config = model.config.get_text_config()
-    if config.model_type not in POSITIONS_FROM_PADDING:  # these count positions from the token of their pretraining
-        config.pad_token_id = pad_id(processor)
 
 
 def mark_pairs(model: Any) -> None:

@@ -155,7 +155,7 @@ def _merge_nearest(
         f"an SNNK adapter cannot be merged exactly: the nearest LoRA adapter, which explains {nearest.explained:.1%} "
         f"of its effect, was merged in its place; on {len(before):,} held-out inputs the loss is {loss:.4f}"
     )
-    if loss > max_loss:
+    if not loss <= max_loss:
         raise ValueError(
             f"the loss of merging the SNNK adapter, {loss:.4f} on {len(before):,} others, is above {max_loss}; "
             "calibrate with texts like those of the training, raise max_loss (--max-loss), or train with the "

@@ -42,7 +42,17 @@ from snnk.hf.data import (
     tokenize,
 )
 from snnk.hf.folders import find_folder, find_transformer, is_cross_encoder
-from snnk.hf.models import class_of, load_model, load_processor, place, quiet, read_config, reads_pairs, token_limit
+from snnk.hf.models import (
+    class_of,
+    load_model,
+    load_processor,
+    place,
+    quiet,
+    read_config,
+    reads_pairs,
+    set_padding,
+    token_limit,
+)
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 PART = 2048  # rows that are in memory together
@@ -265,6 +275,8 @@ def open_model(
     images = named.endswith(IMAGES)
     network = load_model(folder, dtype=torch.float32).model
     processor = load_processor(folder, images, vocab_size=getattr(config, "vocab_size", None) or 0)
+    if not images:
+        set_padding(network, processor)
     pairs = reads_pairs(config) or is_cross_encoder(root)
     limit = _limit(network, processor, max_length)
     opened = (network, processor, images, text, text_pair, pairs, "label")

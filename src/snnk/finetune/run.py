@@ -27,7 +27,7 @@ from snnk.finetune.card import model_card
 from snnk.finetune.config import FinetuneConfig
 from snnk.finetune.data import Data
 from snnk.finetune.inputs import PARTS, Inputs, is_images, read
-from snnk.finetune.loading import FORMAT, bits, fingerprint, load_base, mark_pairs, place_from, set_padding
+from snnk.finetune.loading import FORMAT, bits, fingerprint, load_base, mark_pairs, place_from
 from snnk.finetune.methods import METHODS, Method, Setup, nothing
 from snnk.finetune.scores import OFFSET, best_offset
 from snnk.finetune.settings import TrainingSettings
@@ -37,7 +37,7 @@ from snnk.hf.classify.heads import find_classifier, fit_classifier_
 from snnk.hf.classify.means import POOLED
 from snnk.hf.classify.poolers import HeadReport
 from snnk.hf.folders import find_folder, find_transformer
-from snnk.hf.models import has_bfloat16, load_processor, quiet
+from snnk.hf.models import has_bfloat16, load_processor, quiet, set_padding
 
 LARGE = 50_000  # rows from which on a data set is large, for the settings of a method
 FIT_ROWS = 20_000  # most rows for a closed form

@@ -188,7 +188,13 @@ def weight_files(folder: Path) -> list[Path]:
     files = [folder / Path(name).name for name in sorted(set(names))]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise ValueError(f"{folder} has no {some(missing)}; models are read from safetensors only")
+        exported = [name for name in ("onnx", "openvino") if (folder / name).is_dir()]
+        why = (
+            f"it is an export to {exported[0]}: name the folder that it was made from"
+            if exported
+            else "models are read from safetensors only"
+        )
+        raise ValueError(f"{folder} has no {some(missing)}; {why}")
     return files
 
 

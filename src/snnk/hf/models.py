@@ -32,6 +32,7 @@ from transformers import (
 )
 
 from snnk import _checks
+from snnk.hf.data import pad_id
 from snnk.hf.folders import check_folder, some
 from snnk.hf.model_blocks import ModelBlock
 
@@ -206,6 +207,13 @@ def token_limit(config: PretrainedConfig) -> int | None:
         return count
     padding = getattr(config, "pad_token_id", None)
     return count - 1 - (1 if padding is None or config.model_type == "mpnet" else padding)  # MPNet's is always 1
+
+
+def set_padding(model: PreTrainedModel, processor: Any) -> None:
+    """Set the padding token of a model to that of its batches: a decoder classifies the last token before padding."""
+    config = model.config.get_text_config()
+    if config.model_type not in POSITIONS_FROM_PADDING:  # these count positions from the token of their pretraining
+        config.pad_token_id = pad_id(processor)
 
 
 def example_inputs(model: PreTrainedModel, tokens: tuple[int, int]) -> dict[str, Tensor]:

@@ -308,6 +308,12 @@ def test_bad_arguments(bert, texts, tmp_path):
     assert not out.exists()
 
 
+def test_an_export_is_no_model_to_export(exported, tmp_path):
+    *_, texts, served, _, _ = exported
+    with pytest.raises(ValueError, match="it is an export to onnx: name the folder that it was made from"):
+        export(served, texts, to="onnx", out=tmp_path / "out")
+
+
 def test_a_missing_package_names_the_extra(monkeypatch, bert, texts, tmp_path):
     monkeypatch.setattr(forms, "find_spec", lambda name: None if name == "nncf" else name)
     with pytest.raises(ImportError, match=r"needs nncf; install the extra serve: pip install 'snnk\[serve\]'"):
@@ -359,6 +365,7 @@ def test_a_reranker_returns_the_scores_of_the_cross_encoder(tmp_path, brief):
     report = export(folder, tmp_path / "pairs.csv", column="query,passage", to="onnx", out=tmp_path / "served")
     assert report["inputs"] == ["input_ids", "attention_mask", "token_type_ids"] and report["outputs"] == ["logits"]
     assert report["stages"][1]["loss"] < 1e-6 and "Spearman" in report["held_out"][0]["figures"]
+    assert any("agreement is measured on 8 held-out pairs" in warning for warning in report["warnings"])
     others = list(zip(make_texts(9, seed=2), make_texts(9, seed=3), strict=True))
     cross = sentence_transformers.CrossEncoder(str(folder), num_labels=1, device="cpu")
     wanted = cross.predict(others, activation_fn=torch.nn.Identity(), convert_to_tensor=True)

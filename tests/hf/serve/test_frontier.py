@@ -219,6 +219,15 @@ def test_bad_options_are_refused_before_any_work(tmp_path, options, message):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_too_few_inputs_for_int8_leave_no_checkpoint(bert, tmp_path):
+    """The advice is to give more: the same command must then begin."""
+    need("openvino", "nncf")
+    (tmp_path / "few.txt").write_text("\n".join(make_texts(20)))
+    with pytest.raises(ValueError, match=r"got \d+ texts, and at least 32"):
+        frontier(bert, tmp_path / "few.txt", out=tmp_path / "curve", serve_as="openvino-int8", **OPTIONS)
+    assert {path.name for path in tmp_path.iterdir() if path.name.startswith(("curve", ".curve"))} == set()
+
+
 def test_the_command_shows_all_points(run, bert, texts, tmp_path):
     options = ["--budgets", "0.5,0.3", "--refine", 2, "--recover", 0]
     code, out, err = run("frontier", bert, "--calibration", texts, *options, "--out", tmp_path / "curve")

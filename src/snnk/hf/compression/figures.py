@@ -15,7 +15,7 @@ from snnk.hf.compression.agreement import LOW_IS_WORSE
 # Name and meaning of each figure.
 WORDS = {
     "cosine": (
-        "mean cosine to the original",
+        "mean cosine",
         "Cosine between the outputs of both models for the same input; 1 is best.",
     ),
     "same nearest": (
@@ -36,9 +36,9 @@ WORDS = {
     ),
     "KL divergence": (
         "KL divergence",
-        "Kullback-Leibler divergence of the compressed model's probabilities from the original's, in nats; 0 is best.",
+        "Kullback-Leibler divergence of the second model's probabilities from the first's, in nats; 0 is best.",
     ),
-    "Pearson": ("correlation with the original (Pearson)", "Between the numbers that both models return; 1 is best."),
+    "Pearson": ("correlation (Pearson)", "Between the numbers that both models return; 1 is best."),
     "Spearman": ("same order (Spearman)", "Correlation between the ranks of both models' numbers; 1 is best."),
     "Kendall": (
         "same order (Kendall)",
@@ -46,15 +46,15 @@ WORDS = {
     ),
     "relative squared error": (
         "squared error over variance",
-        "Squared difference of both models' numbers over the variance of the original's; 0 is best.",
+        "Squared difference of both models' numbers over the variance of the first's; 0 is best.",
     ),
-    "original perplexity": ("perplexity of the original", "e to the mean surprisal of the next token; less is better."),
-    "perplexity": ("perplexity, compressed", "The same for the compressed model; less is better."),
+    "original perplexity": ("perplexity before", "e to the mean surprisal of the next token; less is better."),
+    "perplexity": ("perplexity after", "The same for the second model; less is better."),
     "same next token": ("same next token", "Part of the tokens after which both models expect the same one."),
 }
 # Meaning of the measures of single inputs, of which there are quantiles, where it is not that of the figure.
 MEASURES = {
-    "difference": "Difference of the numbers that both models return, in standard deviations of the original's; "
+    "difference": "Difference of the numbers that both models return, in standard deviations of the first's; "
     "0 is best.",
     "added surprisal": "Increase of the mean -log p of the next token, in nats; 0 is best.",
 }
@@ -86,7 +86,7 @@ def lines(sets: Sequence[Mapping[str, Any]]) -> list[Line]:
     Example:
         >>> figures, quantiles = {"cosine": 0.9}, {"cosine": {"worst": 0.7, "1 %": 0.8, "median": 0.9}}
         >>> [line.name for line in lines([{"inputs": 500, "figures": figures, "quantiles": quantiles}])]
-        ['mean cosine to the original', 'cosine, worst of 500', 'cosine, 1 % are below', 'cosine, median']
+        ['mean cosine', 'cosine, worst of 500', 'cosine, 1 % are below', 'cosine, median']
     """
     found = []
     for key in dict.fromkeys(key for held in sets for key in held["figures"]):

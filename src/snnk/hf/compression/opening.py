@@ -17,7 +17,15 @@ from snnk.hf.compression.outputs import MEAN, POOLINGS, Outputs, probe
 from snnk.hf.compression.settings import TIMED, export_settings
 from snnk.hf.finding import choose_layers, find_ffns
 from snnk.hf.folders import find_folder, find_transformer, is_cross_encoder, makes_vectors, pooling_of, some
-from snnk.hf.models import headless_class, load_model, load_processor, read_config, reads_pairs, token_limit
+from snnk.hf.models import (
+    headless_class,
+    load_model,
+    load_processor,
+    read_config,
+    reads_pairs,
+    set_padding,
+    token_limit,
+)
 from snnk.hf.record import unreached
 from snnk.hf.serve import plain, quantizing
 from snnk.hf.serve.forms import write_form
@@ -92,6 +100,8 @@ def open_source(model: str, out: Path, say: Callable[[str], None]) -> Source:
         raise ValueError(f"the output {out} is inside the model's folder {folder}; name a folder outside")
     inner, sentences = find_transformer(folder), (folder / "modules.json").is_file()
     network, processor = load(folder / inner, say, sentences=sentences, headless=makes_vectors(folder))
+    if is_classifier(network) and hasattr(processor, "pad_token_id"):
+        set_padding(network, processor)
     name = model if not Path(model).exists() else folder.resolve().name
     return Source(name, folder, inner, sentences, network, processor)
 

@@ -181,6 +181,8 @@ def frontier(
             for keep in budgets
         }
         prepared = prepare(opened, calibration, say)
+        if serve_as is not None:
+            _of_int8(prepared, serve_as)  # too few inputs fail before there is a checkpoint
         done = _begin(work, prepared, say)
         if serve_as is not None:
             progress(f"exporting to {serve_as}", 0, 1)

@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from snnk import _checks
+from snnk.hf import doubts
 from snnk.hf.compression import figures as words
 from snnk.hf.compression.agreement import measure
 from snnk.hf.compression.timing import described
@@ -69,8 +70,11 @@ def make_graphs(
     if mode is not None:
         doubt = quantizing.doubt(mode, inputs.given.kind, inputs.given.items)
         warned += filter(None, (doubt, quantizing.on_others(to)))
-        for warning in warned:
-            say(f"warning: {warning}")
+    if original is None:  # otherwise the compression has said so
+        held = inputs.held_out[0]
+        warned += filter(None, [doubts.scarce(held.items, held.kind)])
+    for warning in warned:
+        say(f"warning: {warning}")
     say(f"exporting to {to}")
     sizes = {id(model): bytes_of(model) for model in (network, original or network)}
     if network.dtype != torch.float32:
