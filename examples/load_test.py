@@ -1,6 +1,6 @@
 """Requests per second of exported models, each served by serve.py on the loopback address.
 
-    python examples/load_test.py served-original served-small [--clients 2] [--texts 1] [--seconds 5]
+    python examples/load_test.py served-original served-small [--clients 2] [--texts 1] [--seconds 5] [--out rates.json]
 
 Every client sends its next request when it has the answer to the last one. Clients and server share the processor.
 """
@@ -8,6 +8,8 @@ Every client sends its next request when it has the answer to the last one. Clie
 import argparse
 import http.client
 import json
+import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -57,9 +59,15 @@ if __name__ == "__main__":
     parser.add_argument("--texts", type=int, default=1, help="texts per request")
     parser.add_argument("--seconds", type=float, default=5.0, help="duration per model")
     parser.add_argument("--warm-up", type=float, default=1.0, help="seconds before that")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
     args = parser.parse_args()
-    first = None
+    first, rows = None, []
     for folder in args.folders:
         rate, median = measure(folder, args.clients, args.texts, args.seconds, args.warm_up)
         first = first or rate
         print(f"{folder}: {rate:.1f} requests per second, {rate / first:.2f} times, median {median:.1f} ms")
+        rows.append({"model": folder.name, "requests_per_second": rate, "times": rate / first, "median_ms": median})
+    if args.out:
+        settings = {name: getattr(args, name) for name in ("clients", "texts", "seconds")}
+        machine = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "python": platform.python_version()}
+        args.out.write_text(json.dumps({"settings": settings, **machine, "rows": rows}, indent=1) + "\n")

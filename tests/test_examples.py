@@ -90,12 +90,15 @@ def test_vectors_over_http_are_those_of_the_model(served, alone):
     assert (batch["attention_mask"] == 0).any() and torch.allclose(found, wanted, atol=1e-5)
 
 
-def test_the_load_test_compares_models(served, alone):
-    command = [*PYTHON, EXAMPLES / "load_test.py", served[1], served[1], "--seconds", "0.2", "--warm-up", "0"]
+def test_the_load_test_compares_models(served, alone, tmp_path):
+    options = ("--seconds", "0.2", "--warm-up", "0", "--out", tmp_path / "rates.json")
+    command = [*PYTHON, EXAMPLES / "load_test.py", served[1], served[1], *options]
     done = subprocess.run(command, capture_output=True, text=True, env=alone)
     assert done.returncode == 0, done.stderr
     rates = re.findall(r"served: ([0-9.]+) requests per second, ([0-9.]+) times, median [0-9.]+ ms", done.stdout)
     assert len(rates) == 2 and all(float(rate) > 0 for rate, _ in rates) and rates[0][1] == "1.00"
+    found = json.loads((tmp_path / "rates.json").read_text())["rows"]
+    assert [f"{row['requests_per_second']:.1f}" for row in found] == [rate for rate, _ in rates]
 
 
 @pytest.mark.parametrize(
