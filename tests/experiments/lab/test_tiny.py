@@ -68,7 +68,7 @@ def test_one_folder_for_all(tmp_path, caplog):
             tiny.glue(glue.Config(), glue.QUICK, Source(str(place), "m")) as files,
         ):
             assert files == {"model": "m", "data_dir": str(tmp_path / "glue")}
-        assert len(caplog.messages) == 3
+        assert len(caplog.messages) == 4
         assert caplog.messages[0] == "CoLA: 80 and 24 rows of train and dev where GLUE has 8,551 and 1,043"
 
 

@@ -197,17 +197,18 @@ def _save(kind: Any, config: Any, folder: Path) -> None:
 
 
 def make_glue(folder: Path) -> str:
-    """Write files of CoLA, MRPC and STS-B with random words.
+    """Write files of CoLA, SST-2, MRPC and STS-B with random words.
 
-    The label of CoLA is whether most words come from the first half of the vocabulary. Those of MRPC and STS-B depend
-    on the number of words that two sentences share.
+    The label of CoLA and SST-2 is whether most words come from the first half of the vocabulary. Those of MRPC and
+    STS-B depend on the number of words that two sentences share.
     """
     generator = random.Random(0)
-    for task in ("CoLA", "MRPC", "STS-B"):
+    for task in ("CoLA", "SST-2", "MRPC", "STS-B"):
         (folder / task).mkdir(parents=True)
     for part, rows in ROWS.items():
         lines: dict[str, list[str]] = {
             "CoLA": [],
+            "SST-2": ["sentence\tlabel"],
             "MRPC": ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"],
             "STS-B": ["index\tsentence1\tsentence2\tscore"],
         }
@@ -217,6 +218,7 @@ def make_glue(folder: Path) -> str:
             two[:shared] = one[:shared]
             low = sum(WORDS.index(word) < len(WORDS) // 2 for word in one)
             first, second = " ".join(one), " ".join(two)
+            lines["SST-2"].append(f"{first}\t{int(2 * low > len(one))}")
             lines["CoLA"].append(f"made\t{int(2 * low > len(one))}\t\t{first}")
             lines["MRPC"].append(f"{int(shared > 2)}\t{i}\t{i}\t{first}\t{second}")
             lines["STS-B"].append(f"{i}\t{first}\t{second}\t{5 * shared / 4:.3f}")
