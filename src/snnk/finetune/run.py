@@ -168,6 +168,11 @@ def _finetune(
     if not found.main:
         return FinetuneResult(out, model, processor, {}, main=False)
     warned = _doubts(found, settings)
+    if start.get("offset"):
+        warned.append(
+            f"the threshold between the classes was moved for the best {inputs.metrics[0]}: probabilities moved with "
+            "it, and do not estimate frequencies"
+        )
     for doubt in warned:
         say(f"warning: {doubt}")
     best = {k: v for k, v in found.history[found.best].items() if k not in ("epoch", "step", "train_loss")}
