@@ -26,7 +26,7 @@ from snnk.experiments.lab.tuning import metric_of, row_of, tuned, variants
 Cell = tuple[str, str, int | None]  # task, method, number of features
 UNTRAINED = ("bundled-solved", "closed-form")
 DRAWN = ", random start"  # ends the name of a method whose classifier does not start from its closed form
-SLOWER = {"full": 0.01, "uptrain": 0.01}  # factors on the learning rates, where all parameters are trained
+SLOWER = {"full": 0.01}  # factors on the learning rates, where all parameters are trained
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Protocol:
     epochs: int = 10
     batch_size: int = 32
     schedule: str | None = "linear"
-    dropout: bool | None = False  # with it, bottleneck adapters on CoLA were no better after a longer time
+    dropout: bool | None = False  # with it, bottleneck adapters on CoLA were no better, in one run each
     max_length: int = 128
     train_rows: int = 2_500  # as many as RTE has
     pooling: str = "mean"
