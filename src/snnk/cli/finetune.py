@@ -46,7 +46,10 @@ def command(
     features: Annotated[int | None, typer.Option(help=f"Number of features, size of adapters, or rank. {OWN}")] = None,
     layers: Annotated[
         str | None,
-        typer.Option(help="For uptrain: all, top-6, or numbers separated by commas. Default: the upper half."),
+        typer.Option(
+            help="Layers with adapters: all, top-6, or numbers separated by commas. Default: all; for uptrain, which "
+            "replaces blocks there, the upper half."
+        ),
     ] = None,
     pooling: Annotated[
         str | None,

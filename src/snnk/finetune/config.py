@@ -30,7 +30,9 @@ class FinetuneConfig:
         pooling: "model"; or "mean" of all tokens, for encoders whose pooler was never trained; or "layers", the means
             of four layers side by side.
         num_features: number of features, adapter size or rank.
-        layers: the feed-forward blocks that `uptrain` replaces: "all", "top-6" or "3,4,5". Default: the upper half.
+        layers: the layers that get adapters, by default all, or those whose feed-forward blocks `uptrain` replaces, by
+            default the upper half: "all", "top-6" or "3,4,5". Without dropout, the frozen layers below the first of
+            them are run once, and not in every step.
         classifier_start: "closed-form" on the frozen features, or "random".
         max_length: tokens per row; tokenizer and model may allow fewer.
         limit_train: use only this many rows of train, drawn at random. Of the others, up to 1,000 are held out for
@@ -94,8 +96,9 @@ class FinetuneConfig:
         if self.num_features is not None and method.features is None:
             raise ValueError(f"method {self.method!r} has no features to count; leave their number out")
         if self.layers is not None:
-            if self.method != "uptrain":
-                raise ValueError(f"only method 'uptrain' takes layers; got {self.layers!r} for {self.method!r}")
+            if not method.layered:
+                known = ", ".join(name for name, row in METHODS.items() if row.layered)
+                raise ValueError(f"only {known} take layers; got {self.layers!r} for {self.method!r}")
             from snnk.hf.finding import parse_layers  # late: it loads torch and transformers
 
             parse_layers(self.layers)

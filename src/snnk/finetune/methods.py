@@ -37,7 +37,8 @@ class Setup:
         images: whether the data are images, and not texts.
         source: folder or hub name of the model.
         batches: called with a number of rows or nothing, gives batches of labelled training rows, to be read once.
-        layers: the blocks that `uptrain` replaces; None means the upper half.
+        layers: the layers that get adapters, by default all, or those whose blocks `uptrain` replaces, by default the
+            upper half.
         report: takes a report of the numbers that a head of the paper stores.
         drawn: names of modules inside the base model that its files do not have and that were drawn at random.
     """
@@ -73,6 +74,7 @@ class Method:
         own_pooler: whether the method replaces the model's pooler, which must then be in use.
         head_only: whether everything that is trained is behind the base model, or its pooler. The base model is then
             run once.
+        layered: whether `layers` chooses some layers of the model.
         closed_form: whether the start of the classifier is fitted to all rows that closed forms may use, instead of
             the smaller number that is enough for a start. For heads on many features.
     """
@@ -88,6 +90,7 @@ class Method:
     pooling: str = "model"
     own_pooler: bool = False
     head_only: bool = False
+    layered: bool = False
     closed_form: bool = False
 
 
@@ -159,15 +162,27 @@ def targets(model: PreTrainedModel, known: Mapping[str, Any], key: bool) -> Any:
     )
 
 
+def _chosen(model: PreTrainedModel, setup: Setup) -> list[int] | None:
+    """Indices of the layers that get adapters; None means all."""
+    from snnk.hf.finding import choose_layers, find_ffns
+
+    return None if setup.layers is None else [ffn.index for ffn in choose_layers(find_ffns(model), setup.layers)]
+
+
 def lora(model: PreTrainedModel, setup: Setup) -> nn.Module:
     from peft import LoraConfig
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
 
     fan = model.config.model_type == "gpt2"  # its weights are (in, out), and its layers no nn.Linear
     chosen = None if fan else targets(model, KNOWN, key=False)
-    return _peft(
-        model, LoraConfig(r=setup.features, lora_alpha=setup.features, target_modules=chosen, fan_in_fan_out=fan), setup
+    config = LoraConfig(
+        r=setup.features,
+        lora_alpha=setup.features,
+        target_modules=chosen,
+        fan_in_fan_out=fan,
+        layers_to_transform=_chosen(model, setup),
     )
+    return _peft(model, config, setup)
 
 
 def ia3(model: PreTrainedModel, setup: Setup) -> nn.Module:
@@ -195,7 +210,8 @@ def snnk_adapter(*, fit: bool = False, **options: Any) -> Callable[[PreTrainedMo
         if kind not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise ValueError(f"adapters have places in {known}; got a {kind!r} model: use lora, bitfit or full there")
-        found = _peft(model, SNNKConfig(num_features=setup.features, seed=setup.seed, **options), setup)
+        some: Any = {"num_features": setup.features, "seed": setup.seed, "layers_to_transform": _chosen(model, setup)}
+        found = _peft(model, SNNKConfig(**some, **options), setup)
         return fit_directions_(found, setup.batches()) if fit else found
 
     return wrap
@@ -274,6 +290,7 @@ METHODS: dict[str, Method] = {
         features=17,
         settings={"learning_rate": 3e-3},
         images=CLIP,
+        layered=True,
     ),
     "snnk-tuned": Method(
         "SNNK adapters whose directions are trained too: bottleneck adapters that start from the data",
@@ -281,12 +298,14 @@ METHODS: dict[str, Method] = {
         features=8,
         settings={"learning_rate": 3e-3},
         images=CLIP,
+        layered=True,
     ),
     "snnk-relu": Method(
         "the paper's adapters with random ReLU features",
         wrap=snnk_adapter(feature_map="relu", projection="iid"),
         features=16,
         images=CLIP,
+        layered=True,
     ),
     "snnk-cos": Method(
         "the paper's adapters with random cosine features, on orthogonal rows and inputs of unit length",
@@ -295,6 +314,7 @@ METHODS: dict[str, Method] = {
         wrap=snnk_adapter(feature_map="cos", normalize="unit"),
         features=16,
         images=CLIP,
+        layered=True,
     ),
     "snnk-pooler": Method(
         "a cosine SNNK layer for the pooler, trained with the classifier, then merged with it",
@@ -325,14 +345,18 @@ METHODS: dict[str, Method] = {
         features=8,
         settings={"learning_rate": 5e-5, "schedule": "linear", "weight_decay": 0.1, **CLIP},
         images={"weight_decay": 1e-3, "clip": None},
+        layered=True,
         large={"weight_decay": 1e-4, "clip": None},
     ),
-    "lora": Method("low-rank updates of query and value", wrap=lora, features=8, settings={"learning_rate": 5e-4}),
+    "lora": Method(
+        "low-rank updates of query and value", wrap=lora, features=8, settings={"learning_rate": 5e-4}, layered=True
+    ),
     "houlsby": Method(
         "bottleneck adapters after attention and feed-forward block",
         wrap=snnk_adapter(feature_map="relu", directions="pca", train_directions=True, gate=False, use_bias=True),
         features=48,
         images=CLIP,
+        layered=True,
     ),
     "bitfit": Method("biases only", wrap=bitfit),
     "ia3": Method("scales of keys, values and feed-forward blocks", wrap=ia3, settings={"learning_rate": 3e-3}),

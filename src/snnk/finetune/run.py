@@ -28,6 +28,7 @@ from snnk.finetune.config import FinetuneConfig
 from snnk.finetune.data import Data
 from snnk.finetune.inputs import PARTS, Inputs, is_images, read
 from snnk.finetune.loading import FORMAT, bits, fingerprint, load_base, mark_pairs, place_from
+from snnk.finetune.lower import frozen_layers, run_lower
 from snnk.finetune.methods import METHODS, Method, Setup, nothing
 from snnk.finetune.scores import OFFSET, best_offset
 from snnk.finetune.settings import TrainingSettings
@@ -141,7 +142,7 @@ def _finetune(
                 drawn,
             )
             base = method.edit(base, setup)
-            if _reads_all(method, settings, len(rows)):
+            if method.head_only and _is_repeated(settings, len(rows)):
                 nn.Module.to(base, device=_device())
                 if (seen := run_trunk(base, rows, validation)) is not None:
                     say("the base model was run once over all rows")
@@ -149,6 +150,13 @@ def _finetune(
                     cut.enter_context(without_trunk(base))
             start = _start(base, method, setup, config, settings, inputs.metrics[0], say)
             model: Any = method.wrap(base, setup)
+            below = [] if images or method.head_only else frozen_layers(model)
+            if below and _is_repeated(settings, len(rows)):
+                nn.Module.to(model, device=_device())
+                if (upper := run_lower(model, below, rows, validation)) is not None:
+                    say(f"the first {len(below)} layers, which are not trained, were run once over all rows")
+                    (rows, validation), context = upper
+                    cut.enter_context(context)
         counts = {
             "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
             "total": sum(p.numel() for p in model.parameters()),
@@ -248,11 +256,11 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() and not processor else "cpu"
 
 
-def _reads_all(method: Method, settings: TrainingSettings, rows: int) -> bool:
-    """Whether only a head is trained, in one process, on all rows, and without dropout in front of it."""
+def _is_repeated(settings: TrainingSettings, rows: int) -> bool:
+    """Whether frozen parts of the model would return the same for all rows again: one process, no dropout, an epoch."""
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     long = settings.max_steps is None or settings.max_steps * settings.batch_size >= rows
-    return method.head_only and not settings.dropout and alone and long
+    return not settings.dropout and alone and long
 
 
 def _start(

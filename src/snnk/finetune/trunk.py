@@ -86,7 +86,7 @@ def _find_view(model: PreTrainedModel, data: Data) -> str | None:
     order = sorted(range(len(data)), key=lambda i: data.lengths[i])
     batch = data.batch(order[:: max(1, len(order) // 8)][:8])
     del batch["labels"]
-    with evaluating(model), _random_head(model):
+    with evaluating(model), random_head(model):
         exact = model(**place(batch, model)).logits
         spread = float(exact.std(0).max())  # small for a pooler that was never trained
         if not spread > 1e-5 * float(exact.abs().max()):  # every view gives the same
@@ -104,7 +104,7 @@ def _find_view(model: PreTrainedModel, data: Data) -> str | None:
 
 
 @contextmanager
-def _random_head(model: PreTrainedModel) -> Iterator[None]:
+def random_head(model: PreTrainedModel) -> Iterator[None]:
     """Other weights behind the base model: with those of a new head, zeros perhaps, all views could be the same."""
     inside = {id(p) for p in model.base_model.parameters()}
     head = [p for p in model.parameters() if id(p) not in inside]

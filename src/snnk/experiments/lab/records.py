@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = dict[str, Any]
-AXES = ("seeds", "tasks", "methods")  # parts of a configuration that say which rows there are; rows name their own
+AXES = (
+    "seeds",
+    "tasks",
+    "methods",
+    "rates",
+)  # parts of a configuration that say which rows there are; rows name their own
 UNREADABLE: tuple[type[Exception], ...] = (LookupError, TypeError, AttributeError, ArithmeticError, StopIteration)
 
 
