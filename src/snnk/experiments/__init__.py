@@ -47,7 +47,9 @@ ORDER = (
 
 
 class Experiment(Protocol):
-    """The members of an experiment's module. It may also have `left(results)`: what the rows do not cover yet.
+    """The members of an experiment's module.
+
+    It may also have `left(results)`, what the rows do not cover yet, and `WHY_NOT`, the reason why claims do not hold.
 
     FIGURE, NEEDS and TIME are shown by `snnk reproduce --list`. `Config` is a frozen dataclass with the paper's
     hyperparameters as defaults, and `QUICK` is a configuration that runs in seconds. `run` yields `total(config)` rows

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 FIGURE = "bundling table"
 NEEDS = "transformers"
 TIME = "30 seconds; --quick 15 seconds"
+WHY_NOT = """The paper's parameters are those of a model whose k replaced layers are one shared object, attention
+included; multiply-adds agree. Layers that are replaced one by one save less."""
 FORMS = ("training", "inference")
 REASON = "if the k replaced layers are one object"
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 FIGURE = "figures, tables of parameters"
 NEEDS = "transformers, peft"
 TIME = "20 s; --quick 10 s"
+WHY_NOT = """The counts follow from the shapes alone. The paper's pooler is a power of ten too small, and its rows for
+ViT quote another paper, whose counts do not follow from the sizes that it gives."""
 WIDTH = 768  # of BERT-base and ViT-base
 CIFAR100 = "AdaptFormer-64, with a head for CIFAR-100"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 from snnk import _io
 from snnk._text import markdown
 from snnk.experiments import HOLDS, load, names
-from snnk.experiments.lab.records import Stored, reading
+from snnk.experiments.lab.records import Row, Stored, reading
 
 NAME = "README.md"
 
@@ -22,44 +24,65 @@ def write_page(folder: Path) -> Path:
     found = {name: Stored(folder / f"{name}.json") for name in names() if (folder / f"{name}.json").exists()}
     if not found:
         raise ValueError(f"{folder} has no rows of an experiment; snnk reproduce NAME --out {folder} puts them there")
-    lines = [
-        "# The paper's claims and our figures",
-        "",
-        "`snnk reproduce --page` writes this page from the JSON files beside it, which have seed, versions, commit",
-        "and configuration with every row. The table has both figures for each claim, whether it holds or not. A claim",
-        "about training is open if the validation score was still rising when training was cut off.",
-        "",
-        "| experiment | the paper | ours | tolerance | holds |",
-        "|---|---|---|---|---|",
-    ]
-    missing = []
+    claims: dict[str, list[Row]] = {}
+    sections, missing = list[str](), list[str]()
     for name, results in found.items():
         with reading(results.path, ValueError):
-            lines += _claims(name, results)
-    for name, results in found.items():
-        with reading(results.path, ValueError):
-            lines += _section(name, results, folder)
+            # the small configuration only shows that the experiment runs
+            claims[name] = [] if _is_small(name, results) else load(name).claims(results)
+            sections += _section(name, results, claims[name], folder)
             missing += [f"- {name}: {line}" for line in _left(name, results)]
     missing += [f"- {name}: {load(name).FIGURE}; needs {load(name).NEEDS}" for name in names() if name not in found]
-    lines += ["", "## Not run here", "", *(missing or ["Nothing."])]
+    lines = [*_summary(claims), *sections, "", "## Not run here", "", *(missing or ["Nothing."])]
     path = folder / NAME
     with _io.replacing(path) as temporary:
         temporary.write_text("\n".join(lines) + "\n")
     return path
 
 
-def _claims(name: str, results: Stored) -> list[str]:
-    """Rows of the table; none for the small configuration, which only shows that the experiment runs."""
-    lines = []
-    for claim in [] if _is_small(name, results) else load(name).claims(results):
-        cells = [markdown(claim[key]) for key in ("paper", "ours", "tolerance")]
-        cells.append(HOLDS[claim["holds"]].replace("no", "**no**"))
-        lines.append(f"| [{name}](#{name}) | {' | '.join(cells)} |")
+def _summary(claims: dict[str, list[Row]]) -> list[str]:
+    """The head of the page: how many claims hold, and the reasons of those that do not."""
+    total = Counter(claim["holds"] for own in claims.values() for claim in own)
+    lines = [
+        "# The paper's claims and our figures",
+        "",
+        "`snnk reproduce --page` writes this page from the JSON files beside it, which have seed, versions, commit",
+        "and configuration with every row. A claim about training is open if the validation score was still rising",
+        "when training was cut off. Every section below has a table with both figures for each of its claims.",
+        f"{total[True]} claims hold, {total[False]} do not, and {total[None]} are open:",
+        "",
+        "| experiment | the paper's part | hold | do not | open |",
+        "|---|---|---|---|---|",
+    ]
+    for name, own in claims.items():
+        count = Counter(claim["holds"] for claim in own)
+        cells = [f"[{name}](#{name})", markdown(load(name).FIGURE), *(str(count[key]) for key in (True, False, None))]
+        lines.append(f"| {' | '.join(cells)} |")
+    failing = [name for name, own in claims.items() if any(claim["holds"] is False for claim in own)]
+    if failing:
+        lines += ["", "## What does not hold, and why", ""]
+        lines += [f"- **[{name}](#{name})**: {' '.join(_why(name).split())}" for name in failing]
     return lines
 
 
-def _section(name: str, results: Stored, folder: Path) -> list[str]:
-    """The section of one experiment: its description, command, configuration and picture."""
+def _why(name: str) -> str:
+    return getattr(load(name), "WHY_NOT", "") or "No reason was found yet."
+
+
+def _table(claims: Sequence[Row]) -> list[str]:
+    """The claims of one experiment: those that hold, those that are open, and the others."""
+    if not claims:
+        return []
+    lines = ["", "| the paper | ours | tolerance | holds |", "|---|---|---|---|"]
+    for holds in (True, None, False):
+        for claim in (claim for claim in claims if claim["holds"] is holds):
+            cells = [markdown(claim[key]) for key in ("paper", "ours", "tolerance")]
+            lines.append(f"| {' | '.join(cells)} | {HOLDS[holds].replace('no', '**no**')} |")
+    return lines
+
+
+def _section(name: str, results: Stored, claims: Sequence[Row], folder: Path) -> list[str]:
+    """The section of one experiment: its description, claims, command, configuration and picture."""
     module = load(name)
     small = " This is the small configuration, which only shows that the experiment runs." * _is_small(name, results)
     lines = [
@@ -67,6 +90,7 @@ def _section(name: str, results: Stored, folder: Path) -> list[str]:
         f"## {name}",
         "",
         *(module.__doc__ or "").strip().splitlines(),
+        *_table(claims),
         "",
         f"Stands for: {module.FIGURE}. Command: `snnk reproduce {name}{_options(name, results)}`.{small} "
         f"{len(results.rows)} rows in [{name}.json]({name}.json), "
