@@ -10,7 +10,7 @@ import transformers
 from peft import AutoPeftModelForSequenceClassification
 
 from snnk.finetune import finetune, load
-from snnk.hf.classify.means import LayersPooled, MeanPooled, pool_means_
+from snnk.hf.classify.means import LayersPooled, MeanPooled, PairsPooled, pool_means_
 from snnk.hf.models import class_of
 
 from helpers.tuning import (
@@ -49,6 +49,44 @@ def test_pooling_is_a_masked_mean(kind, loader, tmp_path):
     again = loader.from_pretrained(tmp_path / "saved").eval()
     assert torch.equal(again(ids).logits, model(ids).logits) and again.config.snnk_pooling == loader.pooling
     assert class_of(again.config).__name__ == type(model).__name__ == f"{loader.__name__}{kind.__name__}"
+
+
+def apart(base, ids, layers):
+    """Means of the hidden states of one text, whose first token attends to itself alone, in some layers."""
+    tokens = len(ids)
+    mask = torch.zeros(1, 1, tokens, tokens)
+    mask[:, :, 0, 1:] = torch.finfo(torch.float32).min
+    found = base(torch.tensor([ids]), attention_mask=mask, output_hidden_states=True).hidden_states
+    return [found[i][0, 1:].mean(0) for i in layers]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_texts_are_read_apart_and_compared(kind, tmp_path):
+    folder = save(kind, tmp_path / "base", num_labels=3, num_hidden_layers=3, eos_token_id=2, pad_token_id=0)
+    model = PairsPooled.from_pretrained(folder, ignore_mismatched_sizes=True).eval()
+    base = getattr(kind.from_pretrained(folder), model.base_model_prefix).eval()
+    classifier = getattr(model.classifier, "out_proj", model.classifier)
+    for network in (base, model.base_model):  # MPNet's further positions count within the whole row
+        if hasattr(network.encoder, "relative_attention_bias"):
+            torch.nn.init.zeros_(network.encoder.relative_attention_bias.weight)
+    bert = kind is KINDS[0]
+    first, second = [7, 8, 9, 2], [11, 12, 2] if bert else [2, 11, 12, 2]  # RoBERTa has two separators between them
+    ids = torch.tensor([[3, *first, *second, 0, 0]])
+    mask = (torch.arange(ids.shape[1]) < 1 + len(first) + len(second)).long()[None]
+    types = {"token_type_ids": ((torch.arange(ids.shape[1]) > len(first)) & mask.bool()).long()} if bert else {}
+    with torch.no_grad():
+        found = model(ids, attention_mask=mask, **types)
+        parts = zip(apart(base, [3, *first], [1, 2, 3]), apart(base, [3, *second], [1, 2, 3]), strict=True)
+        features = torch.cat([part for u, v in parts for part in ((u - v).abs(), u * v)])
+        torch.testing.assert_close(found.logits[0], classifier(features), atol=1e-5, rtol=1e-5)
+        keep = int(mask.sum())
+        short = model(ids[:, :keep], **{key: value[:, :keep] for key, value in types.items()})  # no padding, no mask
+        torch.testing.assert_close(short.logits, found.logits, atol=1e-5, rtol=1e-5)
+    assert found.hidden_states is None
+    model.save_pretrained(tmp_path / "saved")
+    again = PairsPooled.from_pretrained(tmp_path / "saved").eval()
+    assert torch.equal(again(ids, attention_mask=mask, **types).logits, found.logits)
+    assert class_of(again.config).__name__ == f"PairsPooled{kind.__name__}"
 
 
 @pytest.mark.parametrize("method", ["linear-probe", "lora", "snnk"])

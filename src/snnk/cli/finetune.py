@@ -54,8 +54,9 @@ def command(
     pooling: Annotated[
         str | None,
         typer.Option(
-            help="model (the model's own), mean (of all tokens), or layers (means of all tokens in four layers). "
-            "Default: layers for closed-form, else model."
+            help="model (the model's own), mean (of all tokens), layers (means of all tokens in four layers), or pairs "
+            "(two texts are read apart and compared in four layers, for sentence encoders). Default: pairs or layers "
+            "for closed-form, else model."
         ),
     ] = None,
     classifier_start: Annotated[

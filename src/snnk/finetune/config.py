@@ -8,7 +8,7 @@ from snnk import _checks
 from snnk.finetune.methods import METHODS
 from snnk.finetune.settings import TrainingSettings
 
-POOLING = ("model", "mean", "layers")
+POOLING = ("model", "mean", "layers", "pairs")
 STARTS = ("closed-form", "random")
 
 
@@ -28,7 +28,8 @@ class FinetuneConfig:
         regression: True if labels are numbers, False if they are classes. By default, labels with a decimal point are
             numbers.
         pooling: "model"; or "mean" of all tokens, for encoders whose pooler was never trained; or "layers", the means
-            of four layers side by side.
+            of four layers side by side; or "pairs", for sentence encoders and pairs of texts, which are read apart and
+            compared in four layers.
         num_features: number of features, adapter size or rank.
         layers: the layers that get adapters, by default all, or those whose feed-forward blocks `uptrain` replaces, by
             default the upper half: "all", "top-6" or "3,4,5". Without dropout, the frozen layers below the first of

@@ -112,7 +112,7 @@ def _finetune(
     )
     large = len(inputs.train) >= LARGE or bool(inputs.described.get("large"))
     method, settings = method or METHODS[config.method], config.settings(images=images, large=large)
-    config = replace(config, pooling=config.pooling or ("model" if images else method.pooling))
+    config = replace(config, pooling=_pooling(config, method, images, pairs=inputs.described["text_pair"] is not None))
     if config.bf16 is None and not method.head_only:  # a head is too small to gain by it
         settings = replace(settings, bf16=has_bfloat16(_device()))
     features = config.num_features or method.features or 0
@@ -224,6 +224,15 @@ def _finetune(
     _write(model, processor, metrics, config, out)
     checkpoint.unlink(missing_ok=True)
     return FinetuneResult(out, model, processor, metrics)
+
+
+def _pooling(config: FinetuneConfig, method: Method, images: bool, pairs: bool) -> str:
+    """The pooling that was asked for, or the method's own; comparisons for pairs of texts in place of four layers."""
+    own = "pairs" if method.pooling == "layers" and pairs else method.pooling
+    found = config.pooling or ("model" if images else own)
+    if found == "pairs" and not pairs:
+        raise ValueError("pooling 'pairs' compares two texts, and the rows have one: name text_pair, or use 'layers'")
+    return found
 
 
 def _options(config: FinetuneConfig) -> dict[str, Any]:

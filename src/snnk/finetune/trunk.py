@@ -137,8 +137,8 @@ def _states(model: PreTrainedModel, batch: dict[str, Tensor]) -> tuple[Tensor, T
     base: Any = model.base_model
     found = base(**place(batch, model))
     states = found.last_hidden_state
-    if getattr(model.config, "snnk_pooling", None) == "layers" and "pooler_output" in found:
-        states = found.pooler_output[:, None]  # means already, side by side
+    if getattr(model.config, "snnk_pooling", "mean") != "mean" and "pooler_output" in found:
+        states = found.pooler_output[:, None]  # means already, or comparisons of them
     mask = batch.get("attention_mask")
     if mask is None or mask.shape != states.shape[:2]:
         mask = torch.ones(states.shape[:2], dtype=torch.long)

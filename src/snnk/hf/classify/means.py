@@ -1,12 +1,18 @@
 """Means over tokens as input of the classifier, for encoders with an untrained [CLS] pooler.
 
-    y = W dropout(mean_t h_t) + b    over the tokens t that are no padding
+    y = W dropout(mean_t h_t) + b                              over the tokens t that are no padding
+    y = W dropout([|u - v|, u v]) + b,   u, v = mean_t h_t     over the tokens of the first and of the second text
 
 h are the last hidden states ("mean"), or those of four layers side by side ("layers"): at a quarter, half and three
 quarters of the depth, and the last. The last layer of a sentence encoder has lost what its training did not ask for,
 such as grammar; earlier ones have it.
 
-A hook on the base model, which has the attention mask, computes the mean. No state is kept between modules, and
+"pairs" is the second line, with the same four layers. The two texts of a row do not attend to each other, and the
+positions of the second begin anew: a sentence encoder was trained on single texts, and compares them by such means.
+Both attend to the first token of the row, which attends to itself alone, and is in neither mean: the second text has no
+such token.
+
+Hooks on the base model, which has the attention mask, compute the means. No state is kept between modules, and
 adapters, saving and loading work as for any model. The weight of the pooler is replaced by a tensor of shape [0], so
 that loading a saved model without the mean fails, where it would otherwise draw a random pooler.
 """
@@ -65,7 +71,7 @@ def pool_means_(model: PreTrainedModel, pooling: str = "mean") -> PreTrainedMode
 
     Args:
         model: a classifier with a [CLS] pooler, in its base model or in its head.
-        pooling: "mean" of the last layer, or "layers".
+        pooling: "mean" of the last layer, "layers", or "pairs".
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
@@ -83,8 +89,8 @@ def pool_means_(model: PreTrainedModel, pooling: str = "mean") -> PreTrainedMode
     behind = all(isinstance(getattr(head, name, None), nn.Linear) for name in ("dense", "out_proj"))
     if base is None or not (inside or behind):
         raise ValueError(f"{type(model).__name__} has no [CLS] pooler that a mean could replace; use pooling 'model'")
-    layers = read_layers(config.num_hidden_layers) if pooling == "layers" else None
-    width = config.hidden_size * (1 if layers is None else len(layers))
+    layers = read_layers(config.num_hidden_layers) if pooling != "mean" else None
+    width = config.hidden_size * (1 if layers is None else len(layers)) * (2 if pooling == "pairs" else 1)
     if inside:
         base.pooler = MeanPooler(config.hidden_size)
         if layers is not None:
@@ -93,14 +99,21 @@ def pool_means_(model: PreTrainedModel, pooling: str = "mean") -> PreTrainedMode
         model.classifier = MeanHead(width, config.num_labels, config.hidden_dropout_prob)
     if layers is not None:
         base.register_forward_pre_hook(_ask_for_layers, with_kwargs=True)
+    if pooling == "pairs":
+        base.register_forward_pre_hook(_read_apart, with_kwargs=True)
 
     def pool(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         states = output.get("hidden_states")
-        # without hidden states, the output is a mean already: that of a base model that was run before
-        read = [output.last_hidden_state] if layers is None or states is None else [states[i] for i in layers]
-        mean = _mean(kwargs.get("attention_mask"), read)
+        if layers is None:
+            pooled = _mean(kwargs.get("attention_mask"), [output.last_hidden_state])
+        elif states is None:  # the output is what follows already: that of a base model that was run before
+            pooled = output.last_hidden_state[:, 0]
+        elif pooling == "pairs":
+            pooled = _compared(kwargs["position_ids"] - _first_position(module), [states[i] for i in layers])
+        else:
+            pooled = _mean(kwargs.get("attention_mask"), [states[i] for i in layers])
         found = {key: value for key, value in output.items() if layers is None or key != "hidden_states"}
-        found |= {"pooler_output": mean} if inside else {"last_hidden_state": mean[:, None]}
+        found |= {"pooler_output": pooled} if inside else {"last_hidden_state": pooled[:, None]}
         return type(output)(**found)
 
     base.register_forward_hook(pool, with_kwargs=True)
@@ -110,6 +123,52 @@ def pool_means_(model: PreTrainedModel, pooling: str = "mean") -> PreTrainedMode
 
 def _ask_for_layers(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return args, {**kwargs, "output_hidden_states": True}
+
+
+def _first_position(base: Any) -> int:
+    """The position of the first token: RoBERTa and MPNet count from behind the index of padding."""
+    padding = base.embeddings.position_embeddings.padding_idx
+    return 0 if padding is None else int(padding) + 1
+
+
+def _read_apart(base: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Inputs with a mask of pairs of tokens, (n, 1, tokens, tokens), and positions of each text.
+
+    The second text begins behind the first separator, which is where token types change, if there are any. Positions
+    are those of single texts, so that the first word of the second text has 1, and 0 for padding.
+    """
+    ids, mask = args[0] if args else kwargs.get("input_ids"), kwargs.get("attention_mask")
+    if ids is None:  # the base model was run before
+        return args, kwargs
+    types = kwargs.get("token_type_ids")
+    mask = torch.ones_like(ids) if mask is None else mask
+    if types is None:
+        ends = (ids == base.config.eos_token_id).long()
+        types = ((ends.cumsum(1) - ends) > 0).long()
+    second, real = (types * mask).bool(), mask.bool()
+    index = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    start = torch.where(second, index, ids.shape[1]).amin(1, keepdim=True)
+    positions = torch.where(second, index - start + 1, index) * mask
+    first = index == 0
+    allowed = (second[:, :, None] == second[:, None, :]) & real[:, None, :] & ~first[:, :, None]
+    allowed = allowed | first[:, None, :] | torch.eye(ids.shape[1], dtype=torch.bool, device=ids.device)
+    dtype = base.embeddings.position_embeddings.weight.dtype
+    shut = torch.zeros(allowed.shape, dtype=dtype, device=ids.device).masked_fill(~allowed, torch.finfo(dtype).min)
+    changed = {"attention_mask": shut[:, None], "position_ids": positions + _first_position(base)}
+    if kwargs.get("token_type_ids") is not None:
+        changed["token_type_ids"] = torch.zeros_like(ids)
+    return args, {**kwargs, **changed}
+
+
+def _compared(positions: Tensor, states: Sequence[Tensor]) -> Tensor:
+    """[|u - v|, u v] of hidden states (n, tokens, d) side by side, (n, 2 d per state); positions as in _read_apart."""
+    one = positions == torch.arange(positions.shape[1], device=positions.device)
+    one, two = one & (positions > 0), ~one & (positions > 0)
+    found: list[Tensor] = []
+    for hidden in states:
+        u, v = (_mean(part, [hidden]) for part in (one, two))
+        found += [(u - v).abs(), u * v]
+    return torch.cat(found, -1)
 
 
 def _mean(mask: Tensor | None, states: Sequence[Tensor]) -> Tensor:
@@ -144,7 +203,13 @@ class LayersPooled(MeanPooled):
     pooling = "layers"
 
 
-POOLED: dict[str, type[MeanPooled]] = {kind.pooling: kind for kind in (MeanPooled, LayersPooled)}
+class PairsPooled(MeanPooled):
+    """The same with comparisons of two texts that are read apart."""
+
+    pooling = "pairs"
+
+
+POOLED: dict[str, type[MeanPooled]] = {kind.pooling: kind for kind in (MeanPooled, LayersPooled, PairsPooled)}
 PREFIXES = tuple(kind.__name__ for kind in POOLED.values())  # of the names of classes
 
 
