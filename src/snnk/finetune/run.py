@@ -35,10 +35,10 @@ from snnk.finetune.settings import TrainingSettings
 from snnk.finetune.trainer import Progress, Trained, evaluate, peak_memory, train
 from snnk.finetune.trunk import run_trunk, without_trunk
 from snnk.hf.classify.heads import find_classifier, fit_classifier_
-from snnk.hf.classify.means import POOLED
+from snnk.hf.classify.means import MEAN_TYPES, POOLED
 from snnk.hf.classify.poolers import HeadReport
-from snnk.hf.folders import find_folder, find_transformer
-from snnk.hf.models import has_bfloat16, load_processor, quiet, set_padding
+from snnk.hf.folders import find_folder, find_transformer, makes_vectors
+from snnk.hf.models import has_bfloat16, load_processor, quiet, read_config, set_padding
 
 LARGE = 50_000  # rows from which on a data set is large, for the settings of a method
 FIT_ROWS = 20_000  # most rows for a closed form
@@ -227,9 +227,14 @@ def _finetune(
 
 
 def _pooling(config: FinetuneConfig, method: Method, images: bool, pairs: bool) -> str:
-    """The pooling that was asked for, or the method's own; comparisons for pairs of texts in place of four layers."""
-    own = "pairs" if method.pooling == "layers" and pairs else method.pooling
-    found = config.pooling or ("model" if images else own)
+    """The pooling that was asked for. By default the method's own, and means for a sentence encoder, whose pooler was
+    never trained; for pairs of texts, comparisons of means."""
+    found = config.pooling
+    if found is None:
+        folder = find_folder(config.model)
+        encoder = not images and makes_vectors(folder) and read_config(config.model).model_type in MEAN_TYPES
+        means = method.pooling if method.pooling != "model" or method.own_pooler or not encoder else "mean"
+        found = "model" if images else "pairs" if pairs and means != "model" else means
     if found == "pairs" and not pairs:
         raise ValueError("pooling 'pairs' compares two texts, and the rows have one: name text_pair, or use 'layers'")
     return found

@@ -26,6 +26,7 @@ from snnk.experiments.lab.tuning import metric_of, row_of, tuned, variants
 Cell = tuple[str, str, int | None]  # task, method, number of features
 UNTRAINED = ("bundled-solved", "closed-form")
 DRAWN = ", random start"  # ends the name of a method whose classifier does not start from its closed form
+PAIRS = ", pairs"  # ends the name of a method whose classifier compares the two texts of a row
 SLOWER = {"full": 0.01}  # factors on the learning rates, where all parameters are trained
 
 
@@ -38,6 +39,7 @@ class Protocol:
         epochs: at most; training stops before if the validation score has not risen for three epochs.
         batch_size, schedule, dropout, max_length: see FinetuneConfig; None means the method's own.
         train_rows: at most, drawn at random.
+        pair_rows: the same for pairs of texts, which have four times the tokens; None means the same number.
         pooling: of methods without a pooler of their own.
         seeds, seed: number of runs with the chosen rate, and the first seed.
     """
@@ -49,6 +51,7 @@ class Protocol:
     dropout: bool | None = False  # with it, bottleneck adapters on CoLA were no better, in one run each
     max_length: int = 128
     train_rows: int = 2_500  # as many as RTE has
+    pair_rows: int | None = None
     pooling: str = "mean"
     seeds: int = 3
     seed: int = 0
@@ -59,9 +62,20 @@ class Protocol:
         found: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
         return cls(**found)
 
+    def rows(self, task: str) -> int:
+        """The largest number of training rows of a task."""
+        return self.pair_rows if self.pair_rows is not None and has_pairs(task) else self.train_rows
+
     def most(self, cells: Sequence[Cell]) -> int:
         """The largest number of rows of some cells."""
         return len(cells) * (len(self.rates) + self.seeds - 1)
+
+
+def has_pairs(task: str) -> bool:
+    """Whether the rows of a GLUE task have two texts."""
+    from snnk.finetune.glue import GLUE
+
+    return task in GLUE and GLUE[task].pair is not None
 
 
 def run_cells(
@@ -176,13 +190,15 @@ def measure(key: Row, config: Protocol, files: Mapping[str, str]) -> Row:
     """The row of one run, with scores in percent on validation rows and test rows; None for them if it diverged."""
     from snnk.finetune.methods import METHODS
 
-    name, glue = key["method"].removesuffix(DRAWN), "data_dir" in files
+    name, glue = key["method"].removesuffix(DRAWN).removesuffix(PAIRS), "data_dir" in files
     base, variant = variants().get(name, (name, None))
     shared = ("epochs", "batch_size", "schedule", "dropout", "max_length")
     options: dict[str, Any] = {field: getattr(config, field) for field in shared}
     options |= {"task": key["task"]} if glue else {}
     options["pooling"] = None if name in UNTRAINED or METHODS[base].own_pooler or not glue else config.pooling
-    if name != key["method"]:
+    if key["method"].endswith(PAIRS):
+        options["pooling"] = "pairs"
+    if key["method"].endswith(DRAWN):
         options["classifier_start"] = "random"
     if name in UNTRAINED:
         options["max_steps"] = 0
@@ -192,7 +208,7 @@ def measure(key: Row, config: Protocol, files: Mapping[str, str]) -> Row:
         method=base,
         num_features=key["features"],
         learning_rate=key["learning_rate"],
-        limit_train=config.train_rows,
+        limit_train=config.rows(key["task"]),
         seed=key["seed"],
         **options,
     )

@@ -30,6 +30,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from snnk.hf.replace import SentinelIdentity
 
 QUARTERS = 4
+MEAN_TYPES = ("bert", "camembert", "electra", "mpnet", "roberta", "xlm-roberta")  # with such a pooler, or such a head
 
 
 class MeanPooler(nn.Module):
