@@ -144,6 +144,11 @@ def _read_apart(base: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     types = kwargs.get("token_type_ids")
     mask = torch.ones_like(ids) if mask is None else mask
     if types is None:
+        if not isinstance(base.config.eos_token_id, int):
+            raise ValueError(
+                "pooling 'pairs' must know where the second text begins: the tokenizer gives no token_type_ids, and "
+                "the model's configuration has no eos_token_id. Use pooling 'layers'"
+            )
         ends = (ids == base.config.eos_token_id).long()
         types = ((ends.cumsum(1) - ends) > 0).long()
     second, real = (types * mask).bool(), mask.bool()
