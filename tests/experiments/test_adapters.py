@@ -57,3 +57,29 @@ def test_a_claim_is_open_while_scores_still_rise():
     rows[1]["late_gain"] = 0.7
     (claim,) = adapters.claims(Rows(rows, seed=0))
     assert claim["holds"] is None and claim["ours"].endswith("still rising when training was cut off")
+
+
+def test_comparisons_of_pairs_share_the_rows_of_single_texts():
+    """The tasks with single texts have nothing to compare, and are trained once."""
+    tasks, methods = ("cola", "stsb"), ("snnk-tuned", f"lora{adapters.PAIRS}", adapters.FIRST)
+    cells = adapters.cells(adapters.Config(tasks=tasks, methods=methods))
+    assert cells == [("cola", "snnk-tuned", 8), *(("stsb", method, 8) for method in methods)]
+    rows = [equal_size("snnk-tuned", "cola", score, seed) for seed, score in enumerate((20.0, 20.2))]
+    rows += [equal_size("lora", "cola", 20.0, seed) for seed in (0, 1)]
+    rows += [
+        equal_size(name, "stsb", score, seed)
+        for name, score in ((adapters.FIRST, 86.0), ("lora", 83.0))
+        for seed in (0, 1)
+    ]
+    claim = next(
+        c for c in adapters.claims(Rows(rows, seed=0)) if c["paper"].startswith(f"not in the paper: {adapters.FIRST}")
+    )
+    # gaps of 0 and 0.2, and twice of 3: 1.55 with a standard error of (0.02 / 2)^0.5 / 2
+    assert claim["holds"] and claim["tolerance"].startswith("0.10 points, 2 standard errors")
+    assert "lora 51.50" in claim["ours"] and f"{adapters.FIRST} 53.05" in claim["ours"]
+    for r in rows:
+        r["score"] = 84.5 if (r["method"], r["task"]) == (adapters.FIRST, "stsb") else r["score"]
+    claim = next(
+        c for c in adapters.claims(Rows(rows, seed=0)) if c["paper"].startswith(f"not in the paper: {adapters.FIRST}")
+    )
+    assert not claim["holds"] and "(a tie)" not in claim["ours"]  # 0.8 points: ahead, but by less than one

@@ -61,6 +61,8 @@ COMPARED = (
     ("snnk-relu", "lora", "lora"),
     ("snnk-relu", "bitfit", "bitfit"),
 )
+FIRST = f"snnk-tuned{PAIRS}"  # what `snnk finetune --method snnk-tuned` does with a sentence encoder
+RIVALS = ("lora", "houlsby", "pfeiffer", "bitfit", "ia3", "full")
 COUNTS = (  # the number of 8 tasks on which the first method is above the second
     ("snnk-relu", "pfeiffer", "adapter baseline", 5),
     ("snnk-cos", "pfeiffer", "adapter baseline", 4),
@@ -166,7 +168,8 @@ def claims(results: Results) -> list[Row]:
     """The paper's comparisons, and our adapters against each of the usual methods."""
     table = chosen(results, results.config["seed"])
 
-    def ahead(statement: str, better: str, worse: str) -> list[Row]:
+    def ahead(statement: str, better: str, worse: str, least: float = 0.0, errors: int = 1) -> list[Row]:
+        """Whether a method is ahead by more than `errors` standard errors, and by `least` points."""
         rows, means = finals(results, (better, worse)), scores(results, (better, worse))
         if len(means) < 2:
             return []
@@ -183,12 +186,13 @@ def claims(results: Results) -> list[Row]:
         parts = [(variance(g) if len(g) > 1 else mean(known)) / len(g) for g in gaps] if known else []
         error = math.sqrt(sum(parts)) / len(gaps)
         told = [f"{name} {means[name]:.2f} ({trained[name]:,} trained)" for name in (better, worse)]
-        tie = " (a tie)" if abs(gap) <= error else ""
+        tie = " (a tie)" if abs(gap) <= errors * error else ""
         many = ", ".join(f"{task} ({len(found)} seed{'s' * (len(found) > 1)})" for task, found in one.items())
         ended = all(have_ended(own.values()) for own in rows.values())
         ours = f"{', '.join(told)}{tie}; {first['model']}, mean of {many}{CUT * (not ended)}"
-        tolerance = f"{error:.2f} points, one standard error over seeds: less is a tie" if known else "none"
-        return [claim(statement, ours, gap > error if ended else None, tolerance)]
+        many_errors = "one standard error" if errors == 1 else f"{errors} standard errors"
+        tolerance = f"{errors * error:.2f} points, {many_errors} over seeds: less is a tie" if known else "none"
+        return [claim(statement, ours, gap > errors * error and gap >= least if ended else None, tolerance)]
 
     sizes = {r["method"]: r["trained"] for r in table if r["trained"]}
     third = []
@@ -202,6 +206,14 @@ def claims(results: Results) -> list[Row]:
         *orders(table, COMPARED, PAPER, ANSWERS),
         *counts(table, COUNTS, PAPER),
         *ahead("LoRA 83.46 above ReLU-SNNK adapters 82.32, both 0.3 M, mean of 8 tasks", "lora", "snnk-relu"),
+        *(
+            row
+            for rival in RIVALS
+            for row in ahead(f"not in the paper: {FIRST} above {rival} by a point or more", FIRST, rival, 1.0, 2)
+        ),
+        *ahead("not in the paper: the same, with comparisons of pairs for LoRA too", FIRST, f"lora{PAIRS}", 0.0, 2),
+        *ahead("not in the paper: frozen directions with comparisons above LoRA", f"snnk{PAIRS}", "lora"),
+        *ahead("not in the paper: the same, with comparisons of pairs for LoRA too", f"snnk{PAIRS}", f"lora{PAIRS}"),
         *ahead("not in the paper: fitted directions above random ReLU features at equal size", "snnk", "snnk-relu"),
         *ahead("not in the paper: fitted directions above LoRA at equal size", "snnk", "lora"),
         *ahead("not in the paper: fitted directions above bottleneck adapters at equal size", "snnk", "houlsby"),

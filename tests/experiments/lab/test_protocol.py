@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from snnk.experiments.lab import protocol
-from snnk.experiments.lab.protocol import DRAWN, Protocol
+from snnk.experiments.lab.protocol import DRAWN, PAIRS, Protocol
 from snnk.experiments.lab.records import Results
 from snnk.experiments.lab.tuning import course, have_ended
 
@@ -66,6 +66,15 @@ def test_rows_of_other_tasks_and_methods_are_kept(tmp_path):
     assert again.find(task="cola", method="lora") is not None
     other = Results(tmp_path / "rows.json", Config(epochs=3))
     assert other.find(task="cola") is None
+
+
+def test_pairs_have_rows_and_a_pooling_of_their_own(files):
+    config = replace(SMALL, pair_rows=40)
+    assert (config.rows("cola"), config.rows("stsb"), SMALL.rows("stsb"), config.rows("cifar10")) == (44, 40, 44, 44)
+    found = {name: protocol.measure(key_of("stsb", name, 4), config, files) for name in ("snnk", f"snnk{PAIRS}")}
+    assert {name: row["pooling"] for name, row in found.items()} == {"snnk": "mean", f"snnk{PAIRS}": "pairs"}
+    one, two = (row["trained"] for row in found.values())
+    assert two > one  # the classifier reads four times as many numbers, or more
 
 
 def test_a_training_that_diverges_is_a_row_without_figures(files):

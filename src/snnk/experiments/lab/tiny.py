@@ -171,7 +171,11 @@ def make_bert(folder: Path) -> str:
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]", model_max_length=64
+        tokenizer_object=tokenizer,
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        model_max_length=64,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
     ).save_pretrained(folder)
     _save(BertModel, BertConfig(vocab_size=len(names), max_position_embeddings=64, **SIZES), folder)
     return str(folder)
