@@ -10,14 +10,14 @@ from snnk.experiments.lab.records import Results
 from snnk.experiments.lab.training import grid, uniform
 from snnk.maps.projections import make_generator
 
-CONFIG = replace(qpnn.QUICK, width=32, num_features=8, steps=150, lr=5e-3, grid=9, other_boxes=(0.5,))
+CONFIG = replace(qpnn.QUICK, width=32, num_features=8, more_features=12, steps=150, lr=5e-3, grid=9, other_boxes=(0.5,))
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     results = Results(tmp_path_factory.mktemp("rows") / "qpnn.json", CONFIG)
     before = torch.get_rng_state()
-    assert len(list(qpnn.run(CONFIG, results, None))) == qpnn.total(CONFIG) == 10
+    assert len(list(qpnn.run(CONFIG, results, None))) == qpnn.total(CONFIG) == 14
     assert torch.equal(torch.get_rng_state(), before)
     return results
 
@@ -79,12 +79,13 @@ def test_closed_form_is_the_minimum(network):
         (slope,) = torch.autograd.grad(energy.sum(), points, create_graph=True)
         return slope.square().sum(1).mean()
 
-    zero = torch.zeros(CONFIG.num_features, dtype=torch.float64, requires_grad=True)
+    count = CONFIG.more_features if network.endswith(qpnn.MORE) else CONFIG.num_features
+    zero = torch.zeros(count, dtype=torch.float64, requires_grad=True)
     best = loss(zero)
     (gradient,) = torch.autograd.grad(best, zero)
     assert float(gradient.abs().max()) < 1e-4
-    for i in range(CONFIG.num_features):
-        assert loss(torch.eye(CONFIG.num_features, dtype=torch.float64)[i] * 0.1) > best
+    for i in range(count):
+        assert loss(torch.eye(count, dtype=torch.float64)[i] * 0.1) > best
 
 
 def test_networks_differ_in_the_hidden_layer_only():
@@ -103,9 +104,10 @@ def test_unknown_network_is_named():
 
 
 def test_rows(results):
-    width, m = CONFIG.width, CONFIG.num_features
+    width = CONFIG.width
     for r in results:
         name = r["network"]
+        m = CONFIG.more_features if name.endswith(qpnn.MORE) else CONFIG.num_features
         if "closed form" in name:  # a row of numbers and a bias; all else is as drawn
             assert (r["trained"], r["frozen"]) == (m + 1, 3 * width + m * (width + 1))
         else:
@@ -130,7 +132,7 @@ def test_rows_are_found_again(results):
 
 def test_claims_follow_the_rows(results, tmp_path):
     table = qpnn.claims(results)
-    assert len(table) == 16 and sum("[-0.5, 0.5]^2" in claim["paper"] for claim in table) == 8
+    assert len(table) == 24 and sum("[-0.5, 0.5]^2" in claim["paper"] for claim in table) == 12
     assert all(set(claim) == {"paper", "ours", "tolerance", "holds"} for claim in table)
     assert "after 150 steps, its authors take 300,000" in table[0]["ours"]
     made = Results(tmp_path / "made.json", CONFIG)
@@ -163,5 +165,5 @@ def test_what_diverged_is_said_and_drawn(tmp_path):
 
 def test_plot(results):
     figure = qpnn.plot(results)
-    assert len(figure.axes) == 2 * 6 + 2
+    assert len(figure.axes) == 2 * 8 + 2
     assert qpnn.plot(Results(results.path.with_name("none.json"), CONFIG)).axes
