@@ -156,6 +156,13 @@ def test_claims_follow_the_rows(results, tmp_path):
     assert (
         "29.10 dB against 30.00, 0.90 behind, after 20 0.50; 50 trained and 40 frozen against 100" in table[3]["ours"]
     )
+    longer = Results(tmp_path / "longer.json", replace(CONFIG, hidden=(1,)))
+    longer.rows = [{**r, "curve": [[25 * step, dB] for step, dB in r["curve"]]} for r in made.rows]
+    early = [claim for claim in siren.claims(longer) if "after its authors' 500 steps" in claim["paper"]]
+    assert [claim["holds"] for claim in early] == [True, True] and early[1]["ours"] == "0.50 dB behind"
+    longer.rows[2]["curve"][1][1] -= 0.6
+    early = [claim for claim in siren.claims(longer) if "after its authors' 500 steps" in claim["paper"]]
+    assert [claim["holds"] for claim in early] == [True, False] and early[1]["ours"] == "1.10 dB behind"
     for figure, value, place in (
         ("frozen", 60, 3),
         ("gradient_error", 0.51, 4),

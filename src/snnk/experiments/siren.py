@@ -53,6 +53,13 @@ NETWORKS = (BASELINE, PAPER, "SNNK, neurons", COSINE)
 BUNDLED = "; A and the last layer are one row of numbers, a feature each"
 KINDS = ("picture", "gradient", "Laplacian")
 FIGURES = ("psnr", "gradient_psnr", "gradient_error", "laplacian_error", "trained", "frozen", "seconds")
+AUTHORS_STEPS = 500
+WHY_NOT = """The distance from SIREN grows with the steps. After the 500 of SIREN's authors, whose parameters the paper
+takes, frozen neurons are within 1 dB; after 1,500 they are not. What is missing then is the middle layer, which has
+rank 64 instead of 256 and no trained weights inside. The paper's estimator is further behind: inputs have to be
+projected to the unit sphere, where its variance is small enough. With one hidden layer, A and the last layer are one
+row of 64 numbers, and no choice of features makes up for that. Derivatives are as wrong as SIREN's own after so few
+passes."""
 ACCURATE = 0.5  # the largest relative error of derivatives that counts as accurate
 FASTER = 0.9  # part of the baseline's seconds; smaller gains cannot be measured on a shared machine
 
@@ -342,8 +349,9 @@ def claims(results: Results) -> list[Row]:
 def _claims_of(hidden: int, network: str, rows: list[Row], base: list[Row]) -> list[Row]:
     new, old = (means(group, *FIGURES) for group in (rows, base))
     where = f"({hidden} hidden, {network})"
-    half = len(base[0]["curve"]) // 2
-    steps = [base[0]["curve"][place][0] for place in (half, -1)]
+    curve = base[0]["curve"]
+    early = next((i for i, (step, _) in enumerate(curve) if step == AUTHORS_STEPS), len(curve) // 2)
+    steps = [curve[place][0] for place in (early, -1)]
     gaps = [_behind([r], [b], -1) for r, b in zip(rows, base, strict=True)]
     spread = f" (seeds {min(gaps):.2f} to {max(gaps):.2f})" if len(gaps) > 1 else ""
     matches = new["psnr"] >= old["psnr"] - 1 and new["trained"] + new["frozen"] < old["trained"]
@@ -353,13 +361,27 @@ def _claims_of(hidden: int, network: str, rows: list[Row], base: list[Row]) -> l
         judged(
             f"matches SIREN with fewer parameters {where}",
             f"after {steps[1]:,} steps {new['psnr']:.2f} dB against {old['psnr']:.2f}, {_behind(rows, base, -1):.2f} "
-            f"behind{spread}, after {steps[0]:,} {_behind(rows, base, half):.2f}; {new['trained']:,.0f} trained and "
+            f"behind{spread}, after {steps[0]:,} {_behind(rows, base, early):.2f}; {new['trained']:,.0f} trained and "
             f"{new['frozen']:,.0f} frozen against {old['trained']:,.0f}"
             + (BUNDLED if hidden == 1 and not matches else ""),
             matches,
             "1 dB",
             new,
             old,
+        ),
+        *(
+            [
+                judged(
+                    f"matches SIREN with fewer parameters, after its authors' {AUTHORS_STEPS} steps {where}",
+                    f"{_behind(rows, base, early):.2f} dB behind",
+                    _behind(rows, base, early) <= 1 and new["trained"] + new["frozen"] < old["trained"],
+                    "1 dB",
+                    new,
+                    old,
+                )
+            ]
+            if steps[0] == AUTHORS_STEPS
+            else []
         ),
         judged(
             f"accurately models the derivatives, as SIREN does {where}",
