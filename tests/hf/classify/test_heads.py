@@ -88,7 +88,7 @@ def test_only_the_classifier_changes(ids):
     assert model.classifier.weight.requires_grad
 
 
-@pytest.mark.parametrize("lam", ["auto", "gcv", "kfold", 0.5])
+@pytest.mark.parametrize("lam", ["auto", "gcv", "loo", 0.5])
 def test_regression_is_ridge_regression(ids, lam):
     model, y = classifier(1), ids[:, 0].float() / 10
     fit = fit_classifier_(model, batches(ids, y), lam=lam)
@@ -181,7 +181,7 @@ def test_rows_that_are_kept_are_evenly_spaced(ids, monkeypatch, size):
     """Whatever the batches: 80 rows are thinned to 40, and so on, until every fourth of 300 is left."""
     monkeypatch.setattr("snnk.hf.classify.heads.KEPT_ROWS", 40)
     model, y = classifier(1), torch.arange(float(N))
-    kept = _collect(model, model.classifier, batches(ids, y, size), 0)
+    kept = _collect(model, model.classifier, batches(ids, y, size))
     assert kept.y[:, 0].tolist() == y[:: 4 if size < 300 else 2].tolist() and kept.count == N
     torch.testing.assert_close(kept.h, features(model, ids)[kept.y[:, 0].long()].double(), atol=1e-5, rtol=1e-4)
 
@@ -207,26 +207,37 @@ def test_few_rows_are_not_taken_for_certain():
 
 @pytest.mark.parametrize(
     ("row", "rows", "chosen"),
-    [
-        ("bert", 4, "gcv"),
-        ("bert", 9, "kfold"),
-        ("bert", 31, "kfold"),
-        ("bert", 32, "gcv"),
-        ("gpt2", 31, "kfold"),
-        ("gpt2", 32, "gcv"),
-    ],
+    [("bert", 4, "loo"), ("bert", 31, "loo"), ("bert", 32, "gcv"), ("gpt2", 31, "loo"), ("gpt2", 32, "gcv")],
 )
-def test_automatic_lam_is_from_folds_where_rows_are_few(row, rows, chosen):
-    """Below two rows for each of 16 features, unless there are fewer than folds."""
+def test_automatic_lam_is_that_of_left_out_rows_where_rows_are_few(row, rows, chosen):
+    """Below two rows for each of 16 features."""
     few, fits = texts(rows), {}
     y = few[:, 0].float() / 10 + 0.3 * torch.randn(rows, generator=torch.Generator().manual_seed(2))
-    for lam in ("auto", "gcv", "kfold") if rows > 4 else ("auto", "gcv"):
+    for lam in ("auto", "gcv", "loo"):
         model = make(row, hf.AutoModelForSequenceClassification, num_labels=1)
         fits[lam] = fit_classifier_(model, batches(few, y), lam=lam).solution
     assert fits["auto"].lam == pytest.approx(fits[chosen].lam, rel=1e-6)
     assert fits["auto"].score == pytest.approx(fits[chosen].score, rel=1e-6)
-    other = {"gcv": "kfold", "kfold": "gcv"}[chosen]
-    assert other not in fits or fits["auto"].score != pytest.approx(fits[other].score, rel=1e-3)
+    assert fits["loo"].score != pytest.approx(fits["gcv"].score, rel=1e-3)
+
+
+@pytest.mark.parametrize("row", ["bert", "gpt2"])
+def test_loo_is_the_least_error_of_regressions_without_each_row(row):
+    ids = texts(24)
+    y = ids[:, 0].float() / 10 + 0.3 * torch.randn(24, generator=torch.Generator().manual_seed(2))
+    model = make(row, hf.AutoModelForSequenceClassification, num_labels=1)
+    found = fit_classifier_(model, batches(ids, y), lam="loo").solution
+    h = (features(model, ids) if row == "bert" else last_tokens(model, ids)).double().numpy()
+    truth, every = y.double().numpy(), np.arange(24)
+
+    def error(lam):
+        ridge = Ridge(alpha=lam, solver="svd", fit_intercept=row == "bert")
+        return np.mean(
+            [(ridge.fit(h[every != i], truth[every != i]).predict(h[[i]])[0] - truth[i]) ** 2 for i in every]
+        )
+
+    assert found.score == pytest.approx(error(found.lam), rel=1e-4)
+    assert all(error(found.lam * factor) >= found.score * (1 - 1e-4) for factor in (0.5, 0.9, 1.1, 2.0))
 
 
 def test_bad_calls(ids):

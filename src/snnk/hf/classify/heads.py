@@ -10,7 +10,7 @@ fitted values themselves would be overconfident for few rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 from snnk import _checks
 from snnk.hf.models import Batch, evaluating, place
 from snnk.hf.record import recording
-from snnk.ridge.solutions import RidgeSolution
+from snnk.ridge.solutions import RidgeFactor, RidgeSolution
 from snnk.ridge.sums import RidgeStats
 
 KEPT_ROWS = 20_000  # t, c and leave-one-out figures use this many rows, or up to twice as many; the sums use all
-FOLDS = 5
 PENALTY = 1e-4  # on mean squared logits, which would be infinite for separable classes
 IGNORED = -100  # the label that transformers leaves out of a loss
 TASKS = ("regression", "single_label_classification", "multi_label_classification")
@@ -66,8 +65,8 @@ def fit_classifier_(
     Args:
         model: a transformers model with a head for classification or regression.
         batches: inputs of the model with "labels": classes, or numbers for regression. Labels of -100 are left out.
-        lam: a penalty, "gcv", "kfold", or "auto": folds for fewer than two rows per feature, where GCV chooses too
-            small a penalty, else GCV.
+        lam: a penalty, "gcv", "loo" (the least squared error of leave-one-out predictions), or "auto": "loo" for fewer
+            than two rows per feature, where GCV chooses too small a penalty, else "gcv".
         classifier: name of the layer, if several layers outside the base model have num_labels outputs.
 
     Example:
@@ -80,13 +79,18 @@ def fit_classifier_(
         (200, True)
     """
     if isinstance(lam, str):
-        _checks.choose(lam, ["auto", "gcv", "kfold"], "lam")
+        _checks.choose(lam, ["auto", "gcv", "loo"], "lam")
     layer = find_classifier(model, classifier)
-    data = _collect(model, layer, batches, FOLDS if lam in ("auto", "kfold") else 0)
+    data = _collect(model, layer, batches)
     if lam == "auto":
-        lam = "kfold" if FOLDS <= data.count < 2 * layer.in_features else "gcv"
-    solution = data.stats.solve(lam, intercept=layer.bias is not None)
-    z, y = _left_out(data, solution), data.y
+        lam = "loo" if data.count < 2 * layer.in_features else "gcv"
+    factor = data.stats.factor(intercept=layer.bias is not None)
+    left_out = _left_out(data, factor)
+    if isinstance(lam, str):
+        solution = factor.search((lambda lams: _errors(data, left_out, lams)) if lam == "loo" else None)
+    else:
+        solution = factor.solve(lam)
+    z, y = left_out(solution.lam), data.y
     spread = float((y - y.mean(0)).square().mean())
     facts: dict[str, Any] = {"error": float((y - data.shift - z).square().mean()) / spread if spread else 0.0}
     weight, bias = solution.weight, solution.bias
@@ -121,9 +125,9 @@ class _Data:
     shift: float
 
 
-def _collect(model: PreTrainedModel, layer: nn.Linear, batches: Iterable[Batch], folds: int) -> _Data:
+def _collect(model: PreTrainedModel, layer: nn.Linear, batches: Iterable[Batch]) -> _Data:
     d, k, count, task, shift, every = layer.in_features, layer.out_features, 0, "", 0.0, 1
-    stats, intercept = RidgeStats(d, k, folds=folds), layer.bias is not None
+    stats, intercept = RidgeStats(d, k), layer.bias is not None
     kept: list[Tensor] = []
     for h, labels in _rows(model, layer, batches):
         task = task or _task(model.config, labels, k)
@@ -237,14 +241,26 @@ def _targets(labels: Tensor, task: str, k: int) -> Tensor:
     return y
 
 
-def _left_out(data: _Data, solution: RidgeSolution) -> Tensor:
-    """The predictions (n, k) for each row of the regression without that row, exact at this lam."""
-    factor, d = data.stats.factor(intercept=data.intercept), data.h.shape[1]
-    along = (data.h - factor.mean[:d]) @ factor.vectors
-    leverage = (along.square() / (factor.values + solution.lam)).sum(1)
-    leverage = leverage + data.intercept / factor.total_weight  # with an intercept each row also moves the mean
+def _left_out(data: _Data, factor: RidgeFactor) -> Callable[[float], Tensor]:
+    """A function of lam: the predictions (n, k) for each row of the regression without that row, which are exact."""
+    d = data.h.shape[1]
+    along, y = (data.h - factor.mean[:d]) @ factor.vectors, data.y - data.shift
+    squares = along.square()
+
+    def predictions(lam: float) -> Tensor:
+        shrunk = 1 / (factor.values + lam)
+        # with an intercept each row also moves the mean
+        leverage = squares @ shrunk + data.intercept / factor.total_weight
+        fitted = factor.mean[d:] + along @ (factor.target * shrunk[:, None])
+        return y - (y - fitted) / (1 - leverage).clamp_min(1e-6)[:, None]
+
+    return predictions
+
+
+def _errors(data: _Data, left_out: Callable[[float], Tensor], lams: Tensor) -> Tensor:
+    """Mean squared errors of leave-one-out predictions at lams (L,)."""
     y = data.y - data.shift
-    return y - (y - solution.predict(data.h)) / (1 - leverage).clamp_min(1e-6)[:, None]
+    return torch.stack([(y - left_out(lam)).square().mean() for lam in lams.tolist()])
 
 
 @torch.enable_grad()

@@ -20,13 +20,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from snnk import _checks
-from snnk.hf.classify.heads import FOLDS, inputs_of
+from snnk.hf.classify.heads import inputs_of
 from snnk.hf.classify.sites import Layer, Pooler, find_pooler
 from snnk.hf.models import Batch
 from snnk.hf.replace import Features, place_of, zeros
 from snnk.maps import FEATURE_MAPS, URF, FeatureMap
 from snnk.nn.linear import SNNKLinear
 from snnk.ridge.sums import RidgeStats
+
+FOLDS = 5
 
 
 @dataclass(frozen=True)
