@@ -7,9 +7,11 @@ from snnk.experiments import mnist
 
 from helpers.experiments import Rows
 
+PAPER = {"learning_rate": 1e-3, "other_rates": (), "seed": 0}
+
 
 def test_mnist_resumes_and_reads_real_files(run, tmp_path, digits, monkeypatch):
-    monkeypatch.setattr(mnist, "QUICK", replace(mnist.QUICK, features=(8,), rows=20, epochs=1))
+    monkeypatch.setattr(mnist, "QUICK", replace(mnist.QUICK, features=(8,), rows=20, epochs=1, other_rates=()))
     args = ["reproduce", "mnist", "--quick", "--data-dir", digits.data_dir, "--out", str(tmp_path / "out")]
     assert run(*args, "--seeds", "2")[0] == 0
     path = tmp_path / "out" / "mnist.json"
@@ -25,9 +27,10 @@ def test_mnist_resumes_and_reads_real_files(run, tmp_path, digits, monkeypatch):
 
 
 def test_claims_of_mnist(tmp_path):
-    def row(m, accuracy, loss):
+    def row(m, accuracy, loss, rate=1e-3, validation=0.1):
         name = "SNNK" if m else "MLP"
         counts = {"trained": m or 900, "frozen": 7 * (m or 0), "test_rows": 10_000, "seed": 0}
+        counts |= {"learning_rate": rate, "validation_losses": [validation, 0.3]}
         return (
             {"network": name, "num_features": m, "test_accuracy": accuracy, "test_loss": 0.1}
             | counts
@@ -35,16 +38,23 @@ def test_claims_of_mnist(tmp_path):
         )
 
     rows = [row(None, 0.98, 0.1), row(16, 0.99, 0.09), row(32, 0.983, 0.08), row(64, 0.981, 0.08), row(128, 0.97, 0.05)]
-    table = mnist.claims(Rows(rows))
+    table = mnist.claims(Rows(rows, **PAPER))
     assert [c["holds"] for c in table] == [True, False, False, True]
     assert table[0]["ours"] == "98.30 %, MLP 98.00 %; 32 trained and 224 frozen against 900"
     assert "98.10 %, MLP 98.00 % (a tie)" in table[1]["ours"] and "tie" not in table[2]["ours"]
     assert "10,000 answers, 0.19 points" in table[0]["tolerance"]
     assert "16: 0.0900, 32: 0.0800" in table[3]["ours"]
     # one number of features with a higher loss is enough
-    assert not mnist.claims(Rows([*rows[:4], row(256, 0.99, 0.11)]))[-1]["holds"]
+    assert not mnist.claims(Rows([*rows[:4], row(256, 0.99, 0.11)], **PAPER))[-1]["holds"]
     lost = {**row(64, 0.1, None), "test_loss": None}
-    table = mnist.claims(Rows([*rows[:3], lost]))
+    table = mnist.claims(Rows([*rows[:3], lost], **PAPER))
     assert [(c["ours"] == "diverged", c["holds"]) for c in table] == [(False, True), (True, False), (True, False)]
-    mnist.plot(Rows([*rows[:3], lost])).savefig(tmp_path / "mnist.png")
-    assert mnist.claims(Rows(rows[1:])) == mnist.claims(Rows(rows[:1])) == []
+    mnist.plot(Rows([*rows[:3], lost], **PAPER)).savefig(tmp_path / "mnist.png")
+    assert mnist.claims(Rows(rows[1:], **PAPER)) == mnist.claims(Rows(rows[:1], **PAPER)) == []
+    # the validation rows choose the lower rate for SNNK and the paper's for the MLP; the test rows choose nothing
+    rates = {**PAPER, "other_rates": (3e-4,)}
+    more = [row(None, 0.99, 0.2, 3e-4, validation=0.2), row(32, 0.985, 0.01, 3e-4, validation=0.09)]
+    table = mnist.claims(Rows([rows[0], row(32, 0.97, 0.08), *more], **rates))
+    assert [c["holds"] for c in table] == [False, True, True, True]
+    assert table[2]["paper"].endswith("on MNIST, with a learning rate per network") and "98.50 %" in table[2]["ours"]
+    mnist.plot(Rows([rows[0], row(32, 0.97, 0.08), *more], **rates)).savefig(tmp_path / "rates.png")
