@@ -9,7 +9,9 @@ transformers' Trainer with its default arguments: rows in random order, padded t
 float32, with the dropout of the model's configuration. "plain loop" is a loop of a few lines, in float32 and with that
 dropout, on the batches of snnk. They take turns with a number of steps, on one thread, and the figures are means of
 processor time over rounds, each with other batches. Methods that train the head alone run the base model once over all
-rows: its time is divided by the number of epochs and is part of the figures per epoch, and not of those per step.
+rows: its time is divided by the number of epochs and is part of the figures per epoch, and not of those per step. So is
+that of the frozen layers below the adapters of "snnk, top-3", which are in the upper three layers only and are trained
+without dropout in the base model.
 --quick generates a small model and rows, which show that the script runs and nothing else.
 """
 
@@ -24,6 +26,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,7 @@ from snnk.experiments.lab.records import Results
 from snnk.finetune import METHODS, FinetuneConfig
 from snnk.finetune.inputs import read
 from snnk.finetune.loading import load_base
+from snnk.finetune.lower import frozen_layers, run_lower
 from snnk.finetune.methods import Setup
 from snnk.finetune.trainer import train
 from snnk.finetune.trunk import run_trunk, without_trunk
@@ -50,7 +54,7 @@ Run = Callable[[int, int], float]  # takes a number of steps and a seed, and ret
 class Config:
     model: str = ""
     task: str = "cola"
-    methods: tuple[str, ...] = ("snnk", "snnk-tuned", "lora", "linear-probe", "snnk-pooler")
+    methods: tuple[str, ...] = ("snnk", "snnk-tuned", "lora", "snnk, top-3", "linear-probe", "snnk-pooler")
     batch_size: int = 32
     steps: int = 8  # per turn
     rounds: int = 10
@@ -71,8 +75,9 @@ class Clock(TrainerCallback):
 
 
 @quiet()
-def contenders(method_name: str, config: Config, files: dict[str, str]) -> tuple[dict[str, Run], float, int, int]:
-    """The three ways to train, the seconds of running the base model once, rows, and trained parameters."""
+def contenders(name: str, config: Config, files: dict[str, str]) -> tuple[dict[str, Run], float, int, int]:
+    """The three ways to train, the seconds of running frozen parts once, rows, and trained parameters."""
+    method_name, _, layers = name.partition(", ")
     asked = FinetuneConfig(
         files["model"],
         "",
@@ -82,6 +87,8 @@ def contenders(method_name: str, config: Config, files: dict[str, str]) -> tuple
         batch_size=config.batch_size,
         pooling="model" if METHODS[method_name].own_pooler else "mean",
         max_length=config.max_length,
+        layers=layers or None,
+        dropout=False if layers else None,
         seed=config.seed,
     )
     method = METHODS[method_name]
@@ -95,7 +102,8 @@ def contenders(method_name: str, config: Config, files: dict[str, str]) -> tuple
     def batches(rows: int = FIT_ROWS) -> Any:
         return (data.batch(part) for part in data.epoch(32, 0, 0)[: max(1, rows // 32)])
 
-    setup = Setup(asked.num_features or method.features or 0, config.seed, False, files["model"], batches, drawn=drawn)
+    features = asked.num_features or method.features or 0
+    setup = Setup(features, config.seed, False, files["model"], batches, asked.layers, drawn=drawn)
     base = method.edit(loaded.model, setup)
     settings = replace(asked.settings(images=False, large=False), patience=None)
     if not method.head_only:
@@ -103,18 +111,25 @@ def contenders(method_name: str, config: Config, files: dict[str, str]) -> tuple
     whole: Any = method.wrap(copy.deepcopy(base), setup)
     trained = sum(p.numel() for p in whole.parameters() if p.requires_grad)
     own, once, rows = copy.deepcopy(whole), 0.0, data
+    alone: Callable[[], Any] = nullcontext
+    began = time.process_time()
     if method.head_only:
-        began = time.process_time()
         found = run_trunk(own, data)
-        once = time.process_time() - began
         if found is None:
-            raise RuntimeError(f"{method_name} cannot run the base model once")
-        (rows,) = found
+            raise RuntimeError(f"{name} cannot run the base model once")
+        (rows,), alone = found, partial(without_trunk, own)
+    elif layers:
+        upper = run_lower(own, frozen_layers(own), data)
+        if upper is None:
+            raise RuntimeError(f"{name} cannot run the lower layers once")
+        (rows,), alone = upper
+    if rows is not data:
+        once = time.process_time() - began
 
     def ours(steps: int, turn: int) -> float:
         ends: list[float] = []  # of steps; the first one is not counted, nor is what comes before it
         options = replace(settings, max_steps=steps + 1, seed=turn)
-        with without_trunk(own) if method.head_only else nullcontext():
+        with alone():
             train(own, rows, None, options, progress=lambda *_: ends.append(time.process_time()))
         return (ends[-1] - ends[0]) / steps
 
@@ -168,7 +183,7 @@ def main() -> int:
         parser.error("name --model and --data, or use --quick for a generated model")
     config = Config(task=args.task) if args.quick else Config(args.model.name, args.task)
     if args.quick:
-        config = replace(config, methods=("snnk", "linear-probe"), steps=2, rounds=1, epochs=2)
+        config = replace(config, methods=("snnk", "snnk, top-1", "linear-probe"), steps=2, rounds=1, epochs=2)
     torch.set_num_threads(config.threads)
     results, missed = Results(args.out, config, resume=False), 0
     with tempfile.TemporaryDirectory() as folder:
@@ -187,7 +202,7 @@ def main() -> int:
             step = {way: statistics.mean(found) for way, found in times.items()}
             epoch = {way: steps * seconds for way, seconds in step.items()}
             epoch["snnk"] += once / config.epochs
-            head = METHODS[name].head_only
+            head = METHODS[name.partition(", ")[0]].head_only
             for way in runs:
                 row = results.add(
                     {

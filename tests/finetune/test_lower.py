@@ -52,7 +52,7 @@ def test_the_upper_layers_alone_give_the_logits_of_the_whole_model(name, pooling
     whole, upper = data.batch(range(0, 40, 3)), seen.batch(range(0, 40, 3))
     assert torch.equal(whole.pop("labels"), upper.pop("labels"))
     exact = model(**whole).logits
-    with torch.no_grad(), upper_alone:
+    with torch.no_grad(), upper_alone():
         torch.testing.assert_close(model(**upper).logits, exact, atol=1e-5, rtol=1e-4)
     assert torch.equal(model(**whole).logits, exact)  # all layers are back
 

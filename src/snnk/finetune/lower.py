@@ -9,9 +9,10 @@ whole is verified on a few rows, so that no architecture is named here; if it do
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,8 +85,8 @@ def without_lower(model: Any, layers: list[nn.Module], packed: bool) -> Iterator
 @torch.no_grad()
 def run_lower(
     model: Any, layers: list[nn.Module], *parts: Data
-) -> tuple[list[Data], AbstractContextManager[None]] | None:
-    """The data with the states behind `layers` in place of their rows, and the context in which the model reads them.
+) -> tuple[list[Data], Callable[[], AbstractContextManager[None]]] | None:
+    """The data with the states behind `layers` in place of their rows, and a context in which the model reads them.
 
     None if the upper part does not give the logits of the whole model with them, or if they need too much memory.
 
@@ -104,7 +105,7 @@ def run_lower(
             if rows is None:
                 return None
             found.append(replace(data, rows=rows, collate=_pad))
-    return found, without_lower(model, layers, ways[0])
+    return found, partial(without_lower, model, layers, ways[0])
 
 
 def _size(data: Data) -> int:

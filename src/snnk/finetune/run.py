@@ -155,8 +155,8 @@ def _finetune(
                 nn.Module.to(model, device=_device())
                 if (upper := run_lower(model, below, rows, validation)) is not None:
                     say(f"the first {len(below)} layers, which are not trained, were run once over all rows")
-                    (rows, validation), context = upper
-                    cut.enter_context(context)
+                    (rows, validation), upper_alone = upper
+                    cut.enter_context(upper_alone())
         counts = {
             "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
             "total": sum(p.numel() for p in model.parameters()),
