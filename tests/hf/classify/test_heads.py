@@ -207,7 +207,7 @@ def test_few_rows_are_not_taken_for_certain():
 
 @pytest.mark.parametrize(
     ("row", "rows", "chosen"),
-    [("bert", 4, "loo"), ("bert", 31, "loo"), ("bert", 32, "gcv"), ("gpt2", 31, "loo"), ("gpt2", 32, "gcv")],
+    [("bert", 9, "loo"), ("bert", 31, "loo"), ("bert", 32, "gcv"), ("gpt2", 31, "loo"), ("gpt2", 32, "gcv")],
 )
 def test_automatic_lam_is_that_of_left_out_rows_where_rows_are_few(row, rows, chosen):
     """Below two rows for each of 16 features."""
@@ -222,13 +222,15 @@ def test_automatic_lam_is_that_of_left_out_rows_where_rows_are_few(row, rows, ch
 
 
 @pytest.mark.parametrize("row", ["bert", "gpt2"])
-def test_loo_is_the_least_error_of_regressions_without_each_row(row):
-    ids = texts(24)
-    y = ids[:, 0].float() / 10 + 0.3 * torch.randn(24, generator=torch.Generator().manual_seed(2))
+@pytest.mark.parametrize("rows", [10, 24])
+def test_loo_is_the_least_error_of_regressions_without_each_row(row, rows):
+    """With fewer rows than the 16 features, and with more."""
+    ids = texts(rows)
+    y = ids[:, 0].float() / 10 + 0.3 * torch.randn(rows, generator=torch.Generator().manual_seed(2))
     model = make(row, hf.AutoModelForSequenceClassification, num_labels=1)
     found = fit_classifier_(model, batches(ids, y), lam="loo").solution
     h = (features(model, ids) if row == "bert" else last_tokens(model, ids)).double().numpy()
-    truth, every = y.double().numpy(), np.arange(24)
+    truth, every = y.double().numpy(), np.arange(rows)
 
     def error(lam):
         ridge = Ridge(alpha=lam, solver="svd", fit_intercept=row == "bert")
@@ -238,6 +240,8 @@ def test_loo_is_the_least_error_of_regressions_without_each_row(row):
 
     assert found.score == pytest.approx(error(found.lam), rel=1e-4)
     assert all(error(found.lam * factor) >= found.score * (1 - 1e-4) for factor in (0.5, 0.9, 1.1, 2.0))
+    # the whole curve, down to penalties at which all rows are fitted exactly
+    assert all(score == pytest.approx(error(lam), rel=1e-3) for lam, score, _ in found.path[::10])
 
 
 def test_bad_calls(ids):

@@ -242,17 +242,22 @@ def _targets(labels: Tensor, task: str, k: int) -> Tensor:
 
 
 def _left_out(data: _Data, factor: RidgeFactor) -> Callable[[float], Tensor]:
-    """A function of lam: the predictions (n, k) for each row of the regression without that row, which are exact."""
-    d = data.h.shape[1]
-    along, y = (data.h - factor.mean[:d]) @ factor.vectors, data.y - data.shift
-    squares = along.square()
+    """A function of lam: the predictions (n, k) for each row of the regression without that row, which are exact.
+
+    They are y - r / (1 - v) with residuals r and leverages v. With as many features as rows, both r and 1 - v go to 0
+    with lam; each is therefore summed from what no lam can fit and from what lam adds, so that nothing cancels.
+    """
+    d, y = data.h.shape[1], data.y - data.shift
+    along = (data.h - factor.mean[:d]) @ factor.vectors
+    shares, best = along.square() / factor.values, factor.target / factor.values[:, None]
+    # with an intercept each row also moves the mean
+    free = (1 - data.intercept / factor.total_weight - shares.sum(1)).clamp_min(0)
+    unfitted = y - factor.mean[d:] - along @ best
 
     def predictions(lam: float) -> Tensor:
-        shrunk = 1 / (factor.values + lam)
-        # with an intercept each row also moves the mean
-        leverage = squares @ shrunk + data.intercept / factor.total_weight
-        fitted = factor.mean[d:] + along @ (factor.target * shrunk[:, None])
-        return y - (y - fitted) / (1 - leverage).clamp_min(1e-6)[:, None]
+        shrunk = lam / (factor.values + lam)
+        residuals = unfitted + along @ (best * shrunk[:, None])
+        return y - residuals / (free + shares @ shrunk).clamp_min(1e-12)[:, None]
 
     return predictions
 
