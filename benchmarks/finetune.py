@@ -9,9 +9,9 @@ transformers' Trainer with its default arguments: rows in random order, padded t
 float32, with the dropout of the model's configuration. "plain loop" is a loop of a few lines, in float32 and with that
 dropout, on the batches of snnk. They take turns with a number of steps, on one thread, and the figures are means of
 processor time over rounds, each with other batches. Methods that train the head alone run the base model once over all
-rows: its time is divided by the number of epochs and is part of the figures per epoch, and not of those per step. So is
-that of the frozen layers below the adapters of "snnk, top-3", which are in the upper three layers only and are trained
-without dropout in the base model.
+rows: its time is divided by the number of epochs and is part of the figures per epoch, and not of those per step. The
+method "snnk, top-3" has adapters in the upper three layers and no dropout in the base model, and the time of its frozen
+lower layers is counted in the same way.
 --quick generates a small model and rows, which show that the script runs and nothing else.
 """
 

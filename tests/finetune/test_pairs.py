@@ -6,18 +6,20 @@ import shutil
 
 import pytest
 import torch
+import transformers
 
 from snnk.finetune import finetune, load, predict
 from snnk.hf import export
+from snnk.hf.classify.means import pool_means_
 
 from helpers.texts import WORDS, make_paired
-from helpers.tuning import make_config
+from helpers.tuning import TINY, make_config
 
 COLUMNS = {"text": "first", "text_pair": "second", "test": None}
 
 
 def write_pairs(path, count=300):
-    """Pairs of texts whose label tells whether the second has the words of the first, in another order."""
+    """Pairs of texts with the label 1 if the second has the words of the first, in another order."""
     generator = torch.Generator().manual_seed(0)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -31,10 +33,12 @@ def write_pairs(path, count=300):
 
 @pytest.fixture(scope="module")
 def home(root, tmp_path_factory):
-    """A folder whose tokenizer returns the text of each token, as that of a BERT does."""
+    """A folder with a sentence encoder, whose tokenizer returns the text of each token, as that of a BERT does."""
     folder = tmp_path_factory.mktemp("pairs")
     shutil.copytree(root, folder, dirs_exist_ok=True)
     make_paired().save_pretrained(folder / "bert")
+    module = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+    (folder / "bert" / "modules.json").write_text(json.dumps([module]))
     return folder
 
 
@@ -45,7 +49,7 @@ def pairs(home):
 
 @pytest.fixture(scope="module")
 def tuned(home, pairs):
-    """The closed form on comparisons, which is what pairs of texts get by default."""
+    """The closed form on comparisons, the default for pairs of texts and a sentence encoder."""
     options = {"method": "closed-form", "pooling": None, "train": pairs, "epochs": None, **COLUMNS}
     return finetune(make_config(home, home / "compared", **options))
 
@@ -84,23 +88,44 @@ def test_adapters_are_trained_on_comparisons(home, pairs, tmp_path):
         torch.testing.assert_close(model(**batch).logits, done.model(**batch).logits)
 
 
-def test_sentence_encoders_have_means_or_comparisons_by_default(root, home, pairs, tmp_path):
-    folder = tmp_path / "encoder"
-    shutil.copytree(home / "bert", folder)
-    module = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
-    (folder / "modules.json").write_text(json.dumps([module]))
-    for model, options, pooling in (
-        (folder, {}, "mean"),
-        (folder, {"train": pairs, **COLUMNS}, "pairs"),
-        (home / "bert", {"train": pairs, **COLUMNS}, "model"),
-        (folder, {"method": "snnk-pooler", "num_features": 8}, "model"),
-    ):
-        config = make_config(home, tmp_path / f"out-{len(list(tmp_path.iterdir()))}", pooling=None, epochs=1, **options)
-        found = finetune(type(config)(**{**vars(config), "model": str(model)})).metrics["config"]["pooling"]
-        assert found == pooling
-    options = {"pooling": "pairs", "train": pairs, **COLUMNS}
-    with pytest.raises(ValueError, match="must know where the second text begins"):
-        finetune(make_config(root, tmp_path / "untyped", **options))
+@pytest.mark.parametrize(
+    ("encoder", "options", "pooling"),
+    [
+        (True, {}, "mean"),
+        (True, {"method": "closed-form", "epochs": None}, "layers"),
+        (True, COLUMNS, "pairs"),
+        (True, {"method": "snnk-pooler", "num_features": 8}, "model"),
+        (False, COLUMNS, "model"),
+        (False, {"method": "closed-form", "epochs": None, **COLUMNS}, "layers"),
+    ],
+)
+def test_sentence_encoders_have_means_or_comparisons_by_default(root, home, pairs, tmp_path, encoder, options, pooling):
+    files = {"train": pairs} if "text_pair" in options else {}
+    config = make_config(
+        home if encoder else root, tmp_path / "out", **{"pooling": None, "epochs": 1, **files, **options}
+    )
+    assert finetune(config).metrics["config"]["pooling"] == pooling
+
+
+def test_rows_whose_second_text_cannot_be_found_are_refused(root, home, pairs, tmp_path):
+    options = {"train": pairs, "method": "closed-form", "epochs": None, **COLUMNS}
+    with pytest.raises(ValueError, match=r"does not find where the second text begins.*Use pooling 'layers'"):
+        finetune(make_config(root, tmp_path / "untyped", pooling="pairs", **options))
+    shutil.copytree(home / "bert", tmp_path / "bert")
+    file = tmp_path / "bert" / "tokenizer.json"
+    file.write_text(file.read_text().replace('"type_id": 1', '"type_id": 0').replace('"type_id":1', '"type_id":0'))
+    with pytest.raises(ValueError, match=r"found no second text: all token_type_ids .* Use pooling 'layers'"):
+        finetune(make_config(tmp_path, tmp_path / "zeros", pooling="pairs", **options))
     with pytest.raises(ValueError, match="'pairs' compares two texts, and the rows have one"):
         finetune(make_config(home, tmp_path / "single", pooling="pairs"))
-    assert not (tmp_path / "single").exists()
+    assert not any((tmp_path / name).exists() for name in ("untyped", "zeros", "single"))
+    for folder in (root, tmp_path):  # what the messages advise
+        finetune(make_config(folder, tmp_path / f"layers-{folder.name}", pooling="layers", **options))
+
+
+def test_comparisons_are_for_types_whose_attention_follows_the_mask():
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**TINY))
+    model.config.model_type = "convbert"
+    with pytest.raises(ValueError, match=r"'pairs' is for bert, .*; got a 'convbert' model: use pooling 'layers'"):
+        pool_means_(model, "pairs")
+    pool_means_(model, "layers")

@@ -70,9 +70,10 @@ def test_two_texts_are_read_apart_and_compared(kind, tmp_path):
         if hasattr(network.encoder, "relative_attention_bias"):
             torch.nn.init.zeros_(network.encoder.relative_attention_bias.weight)
     bert = kind is KINDS[0]
-    first, second = [7, 8, 9, 2], [11, 12, 2] if bert else [2, 11, 12, 2]  # RoBERTa has two separators between them
-    ids = torch.tensor([[3, *first, *second, 0, 0]])
-    mask = (torch.arange(ids.shape[1]) < 1 + len(first) + len(second)).long()[None]
+    first, second = [7, 8, 9, 2], [11, 12, 2]
+    between = [] if bert else [2]  # RoBERTa has two separators between the texts
+    ids = torch.tensor([[3, *first, *between, *second, 0, 0]])
+    mask = (torch.arange(ids.shape[1]) < ids.shape[1] - 2).long()[None]
     types = {"token_type_ids": ((torch.arange(ids.shape[1]) > len(first)) & mask.bool()).long()} if bert else {}
     with torch.no_grad():
         found = model(ids, attention_mask=mask, **types)
@@ -82,6 +83,14 @@ def test_two_texts_are_read_apart_and_compared(kind, tmp_path):
         keep = int(mask.sum())
         short = model(ids[:, :keep], **{key: value[:, :keep] for key, value in types.items()})  # no padding, no mask
         torch.testing.assert_close(short.logits, found.logits, atol=1e-5, rtol=1e-5)
+        same = torch.tensor([[3, *first, *between, *first]])
+        kinds = {"token_type_ids": (torch.arange(9) > 4).long()[None]} if bert else {}
+        seen = []
+        classifier.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        model(same, **kinds)
+        assert seen[0].reshape(3, 2, -1)[:, 0].abs().max() < 1e-5 < seen[0].abs().max()  # |u - v| of equal texts
+    with pytest.raises(ValueError, match="finds the second text by tokens: give input_ids"):
+        model(inputs_embeds=torch.randn(1, 4, 16))
     assert found.hidden_states is None
     model.save_pretrained(tmp_path / "saved")
     again = PairsPooled.from_pretrained(tmp_path / "saved").eval()

@@ -3,7 +3,7 @@
 The layer has d = 2000 inputs and one output; the entries of x and w are Unif(0, 1)/sqrt(d). Part (g) is a sine layer
 with b = 0.5, part (h) the arc-cosine layer of order 1. Each row has the mean of |estimate - exact| / |exact| over
 `draws` feature maps with p projections, and the standard deviation over these draws. The standard deviations under the
-paper's figure (1e-12 to 5e-8) are not this spread; the claims above show it.
+paper's figure (1e-12 to 5e-8) are not this spread; the table below shows it.
 """
 
 from __future__ import annotations

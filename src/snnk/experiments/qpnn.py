@@ -54,7 +54,7 @@ NETWORKS = (BASELINE, *(f"SNNK {wave}, {way}" for way in ("paper", CLOSED, MORE)
 WHY_NOT = """The paper's estimator is trained for 2,000 of its authors' 300,000 steps and is behind QPNN there; a step
 of it costs more than one of QPNN, as derivatives of the features are taken. The closed form needs more features for a
 larger box: 32 are enough for [-1, 1]^2, and 64 for [-2, 2]^2, where they beat QPNN with half of its numbers in a
-fraction of a second. Rows of other lengths than 1/2 do not help there."""
+fraction of a second."""
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ class FinetuneConfig:
             compared in four layers. Default: "mean" or "pairs" for folders of sentence-transformers, else "model".
         num_features: number of features, adapter size or rank.
         layers: the layers that get adapters, by default all, or those whose feed-forward blocks `uptrain` replaces, by
-            default the upper half: "all", "top-6" or "3,4,5". Without dropout, the frozen layers below the first of
-            them are run once, and not in every step.
+            default the upper half: "all", "top-6" or "3,4,5". Frozen layers of an encoder below the first adapter are
+            run once, and not in every step, if there is no dropout in them, one process, and memory for their outputs.
         classifier_start: "closed-form" on the frozen features, or "random".
         max_length: tokens per row; tokenizer and model may allow fewer.
         limit_train: use only this many rows of train, drawn at random. Of the others, up to 1,000 are held out for

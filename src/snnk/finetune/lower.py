@@ -25,7 +25,8 @@ from snnk.hf.model_blocks import part_at
 from snnk.hf.models import evaluating, place
 
 BATCH = 64
-MOST_BYTES = 2_000_000_000  # of stored states
+MOST_BYTES = 2_000_000_000  # the size of all stored states
+SAMPLE = 8  # rows with which the upper part is verified
 CLOSE = 1e-3  # largest difference of logits, as a part of their spread
 
 
@@ -62,7 +63,7 @@ def without_lower(model: Any, layers: list[nn.Module], packed: bool) -> Iterator
 
     Args:
         model: a classifier of texts, wrapped by PEFT or not.
-        layers: of `frozen_layers`.
+        layers: the result of `frozen_layers`.
         packed: whether a layer returns a tuple with its states, instead of the states.
     """
 
@@ -92,58 +93,55 @@ def run_lower(
 
     Args:
         model: a classifier of texts, wrapped by PEFT or not.
-        layers: of `frozen_layers`, at least one.
+        layers: the result of `frozen_layers`, at least one layer.
         parts: rows of the model's inputs.
     """
-    found: list[Data] = []
+    every = sorted((length, part, i) for part, data in enumerate(parts) for i, length in enumerate(data.lengths))
+    # rows of all parts by length, the shortest and the longest among them
+    some = [every[round(place * (len(every) - 1) / (SAMPLE - 1))][1:] for place in range(SAMPLE)]
+    sample = replace(
+        parts[0],
+        rows=[parts[part].rows[i] for part, i in some],
+        labels=torch.zeros(SAMPLE, dtype=torch.long),
+        lengths=[parts[part].lengths[i] for part, i in some],
+    )
     with evaluating(model):
-        ways = [packed for packed in (False, True) if _is_exact(model, layers, packed, parts[0])]
-        if not ways:
+        packed = next((packed for packed in (False, True) if _is_exact(model, layers, packed, sample)), None)
+        if packed is None:
             return None
-        for data in parts:
-            rows = _states(model, layers, data, MOST_BYTES - sum(map(_size, found)))
-            if rows is None:
-                return None
-            found.append(replace(data, rows=rows, collate=_pad))
-    return found, partial(without_lower, model, layers, ways[0])
-
-
-def _size(data: Data) -> int:
-    return sum(row.nbytes for row in data.rows)
+        (state,) = _states(model, layers, sample.take([0]))
+        if sum(sum(data.lengths) for data in parts) * state[0].nbytes > MOST_BYTES:
+            return None
+        found = [replace(data, rows=_states(model, layers, data), collate=_pad) for data in parts]
+    return found, partial(without_lower, model, layers, packed)
 
 
 def _is_exact(model: Any, layers: list[nn.Module], packed: bool, data: Data) -> bool:
-    """Whether the upper part gives the logits of the whole model, on rows of many lengths."""
-    order = sorted(range(len(data)), key=lambda i: data.lengths[i])
-    some = data.take(order[:: max(1, len(order) // 8)][:8])
-    batch = some.batch(range(len(some)))
+    """Whether the upper part gives the logits of the whole model."""
+    batch = data.batch(range(len(data)))
     del batch["labels"]
     if "attention_mask" not in batch:
         return False
     with random_head(_whole(model)):
         exact = model(**place(batch, model)).logits
         try:
-            rows = _states(model, layers, some, MOST_BYTES)
+            rows = _states(model, layers, data)
             with without_lower(model, layers, packed):
-                logits = model(**place(_pad(rows or []), model)).logits
+                logits = model(**place(_pad(rows), model)).logits
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):  # it is built in another way
             return False
     return logits.shape == exact.shape and float((logits - exact).abs().max()) <= CLOSE * float(exact.std(0).max())
 
 
-def _states(model: Any, layers: list[nn.Module], data: Data, most: int) -> list[Tensor] | None:
-    """The states (tokens, d) of each row behind the last of `layers`, or None if they have more than `most` bytes."""
+def _states(model: Any, layers: list[nn.Module], data: Data) -> list[Tensor]:
+    """The states (tokens, d) of each row behind the last of `layers`."""
     rows: list[Any] = [None] * len(data)
-    used = 0
     for indices in data.batches(BATCH):
         batch = data.batch(indices)
         del batch["labels"]
         states = _reach(model, layers[-1], batch)
         for i, row, kept in zip(indices, states, batch["attention_mask"].bool(), strict=True):
             rows[i] = row[kept].clone()
-            used += rows[i].nbytes
-        if used > most:
-            return None
     return rows
 
 

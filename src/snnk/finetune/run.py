@@ -35,7 +35,7 @@ from snnk.finetune.settings import TrainingSettings
 from snnk.finetune.trainer import Progress, Trained, evaluate, peak_memory, train
 from snnk.finetune.trunk import run_trunk, without_trunk
 from snnk.hf.classify.heads import find_classifier, fit_classifier_
-from snnk.hf.classify.means import MEAN_TYPES, POOLED
+from snnk.hf.classify.means import MEAN_TYPES, POOLED, second_text
 from snnk.hf.classify.poolers import HeadReport
 from snnk.hf.folders import find_folder, find_transformer, makes_vectors
 from snnk.hf.models import has_bfloat16, load_processor, quiet, read_config, set_padding
@@ -130,6 +130,8 @@ def _finetune(
             start_bits = [total for p in base.parameters() for total in bits(p)]
             if not images:
                 set_padding(base, processor)
+            if config.pooling == "pairs":
+                _check_second_texts(base, inputs.train)
             rows, validation = inputs.train, inputs.validation
             setup = Setup(
                 features,
@@ -157,6 +159,8 @@ def _finetune(
                     say(f"the first {len(below)} layers, which are not trained, were run once over all rows")
                     (rows, validation), upper_alone = upper
                     cut.enter_context(upper_alone())
+                else:
+                    say(f"the first {len(below)} layers are not trained, but run in every step")
         counts = {
             "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
             "total": sum(p.numel() for p in model.parameters()),
@@ -227,17 +231,30 @@ def _finetune(
 
 
 def _pooling(config: FinetuneConfig, method: Method, images: bool, pairs: bool) -> str:
-    """The pooling that was asked for. By default the method's own, and means for a sentence encoder, whose pooler was
-    never trained; for pairs of texts, comparisons of means."""
+    """The pooling that was asked for, or the default.
+
+    The default is the method's own; for a sentence encoder, whose pooler was never trained, it is the mean, and for its
+    pairs of texts comparisons of means.
+    """
     found = config.pooling
     if found is None:
-        folder = find_folder(config.model)
-        encoder = not images and makes_vectors(folder) and read_config(config.model).model_type in MEAN_TYPES
-        means = method.pooling if method.pooling != "model" or method.own_pooler or not encoder else "mean"
-        found = "model" if images else "pairs" if pairs and means != "model" else means
+        found = "model" if images else method.pooling
+        encoder = not images and not method.own_pooler and makes_vectors(find_folder(config.model))
+        if encoder and read_config(config.model).model_type in MEAN_TYPES:
+            found = "pairs" if pairs else "mean" if found == "model" else found
     if found == "pairs" and not pairs:
         raise ValueError("pooling 'pairs' compares two texts, and the rows have one: name text_pair, or use 'layers'")
     return found
+
+
+def _check_second_texts(model: PreTrainedModel, data: Data) -> None:
+    """A ValueError if no second text is found in rows of pairs."""
+    batch = data.batch(range(min(len(data), FIT_BATCH)))
+    found, _ = second_text(model.config, batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids"))
+    if not found.any():
+        raise ValueError(
+            "pooling 'pairs' found no second text: all token_type_ids of the tokenizer are 0. Use pooling 'layers'"
+        )
 
 
 def _options(config: FinetuneConfig) -> dict[str, Any]:

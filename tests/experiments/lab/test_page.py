@@ -21,6 +21,10 @@ def test_page_has_every_claim_and_what_is_missing(run, tmp_path):
     page = write_page(tmp_path).read_text()
     for claim in claims:
         assert claim["paper"] in page and claim["ours"] in page and claim["tolerance"] in page
+    counts = [sum(claim["holds"] is holds for claim in claims) for holds in (True, False, None)]
+    assert f"| [uci](#uci) | figure: UCI data sets | {' | '.join(map(str, counts))} |" in page
+    reasons = page.partition("## What does not hold, and why")[2].partition("## uci")[0]
+    assert ("With 64 random features" in reasons) == (counts[1] > 0)
     assert "![uci](uci.png)" in page and "- mnist: " in page.split("## Not run here")[1]
     left = page.split("## Not run here")[1]
     assert "- uci: higgs: 0 of 8 rows" in left and "- uci: covertype" not in left

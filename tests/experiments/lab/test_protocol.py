@@ -64,6 +64,14 @@ def test_rows_of_other_tasks_and_methods_are_kept(tmp_path):
     first.add({**key_of("cola", "lora", 8), "validation": 1.0})
     again = Results(tmp_path / "rows.json", Config(tasks=("stsb", "cola")))
     assert again.find(task="cola", method="lora") is not None
+    lower = Config(rates=(3e-4, 3e-3), tasks=("cola",), seeds=2)  # the best known rate is none of these
+    goes_on = Results(tmp_path / "rows.json", lower)
+    seen = []
+    for wave in protocol.waves([("cola", "lora", 8)], lower, goes_on):
+        seen.append([(k["learning_rate"], k["seed"]) for k in wave])
+        for key in wave:
+            goes_on.add({**key, "validation": 0.5 - key["learning_rate"], "validation_loss": 1.0})
+    assert seen == [[(3e-4, 0), (3e-3, 0)], [(3e-4, 1)]]
     other = Results(tmp_path / "rows.json", Config(epochs=3))
     assert other.find(task="cola") is None
 

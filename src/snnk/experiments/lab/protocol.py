@@ -120,12 +120,17 @@ def waves(cells: Sequence[Cell], config: Protocol, results: Results) -> Iterator
             yield wave
             wave = []
             for cell, rates in own.items():
-                tried = [r for r in results if _cell(r) == cell and r["seed"] == config.seed]
+                tried = [r for r in _of(config, results) if _cell(r) == cell and r["seed"] == config.seed]
                 best = rates.index(_best(tried)["learning_rate"])
                 beside = {rates[max(best - 1, 0)], rates[min(best + 1, len(rates) - 1)]}
                 wave += [_key(cell, rate, config.seed) for rate in sorted(beside - {r["learning_rate"] for r in tried})]
-        best_rates = {_cell(r): r["learning_rate"] for r in chosen(results, config.seed)}
+        best_rates = {_cell(r): r["learning_rate"] for r in chosen(_of(config, results), config.seed)}
         yield [_key(cell, best_rates[cell], config.seed + i) for i in range(1, config.seeds) for cell in own]
+
+
+def _of(config: Protocol, results: Iterable[Row]) -> list[Row]:
+    """The rows whose learning rate is one of the configuration's; a file may have rows of other rates."""
+    return [r for r in results if r["learning_rate"] in _rates(_cell(r), config)]
 
 
 def _key(cell: Cell, rate: float, seed: int) -> Row:

@@ -30,7 +30,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from snnk.hf.replace import SentinelIdentity
 
 QUARTERS = 4
-MEAN_TYPES = ("bert", "camembert", "electra", "mpnet", "roberta", "xlm-roberta")  # with such a pooler, or such a head
+# model types that `pool_means_` takes and whose attention follows a mask of pairs of tokens
+MEAN_TYPES = ("bert", "camembert", "electra", "mpnet", "roberta", "xlm-roberta")
 
 
 class MeanPooler(nn.Module):
@@ -90,6 +91,9 @@ def pool_means_(model: PreTrainedModel, pooling: str = "mean") -> PreTrainedMode
     behind = all(isinstance(getattr(head, name, None), nn.Linear) for name in ("dense", "out_proj"))
     if base is None or not (inside or behind):
         raise ValueError(f"{type(model).__name__} has no [CLS] pooler that a mean could replace; use pooling 'model'")
+    if pooling == "pairs" and config.model_type not in MEAN_TYPES:
+        known = ", ".join(MEAN_TYPES)
+        raise ValueError(f"pooling 'pairs' is for {known}; got a {config.model_type!r} model: use pooling 'layers'")
     layers = read_layers(config.num_hidden_layers) if pooling != "mean" else None
     width = config.hidden_size * (1 if layers is None else len(layers)) * (2 if pooling == "pairs" else 1)
     if inside:
@@ -110,6 +114,8 @@ def pool_means_(model: PreTrainedModel, pooling: str = "mean") -> PreTrainedMode
         elif states is None:  # the output is what follows already: that of a base model that was run before
             pooled = output.last_hidden_state[:, 0]
         elif pooling == "pairs":
+            if kwargs.get("position_ids") is None:
+                raise ValueError("pooling 'pairs' finds the second text by tokens: give input_ids, not inputs_embeds")
             pooled = _compared(kwargs["position_ids"] - _first_position(module), [states[i] for i in layers])
         else:
             pooled = _mean(kwargs.get("attention_mask"), [states[i] for i in layers])
@@ -132,36 +138,44 @@ def _first_position(base: Any) -> int:
     return 0 if padding is None else int(padding) + 1
 
 
+def second_text(config: Any, ids: Tensor, mask: Tensor, types: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The mask (n, tokens) of the second text, and the mask of tokens that are no padding.
+
+    The second text is where token types are 1. A model without such types has separators: one or two of them stand
+    between the texts, and the second of two counts as padding.
+    """
+    if types is None or getattr(config, "type_vocab_size", 2) < 2:
+        if not isinstance(config.eos_token_id, int):
+            raise ValueError(
+                "pooling 'pairs' does not find where the second text begins: the tokenizer gives no token_type_ids, "
+                "and the model's configuration has no eos_token_id. Use pooling 'layers'"
+            )
+        ends = (ids == config.eos_token_id).long()
+        types = ((ends.cumsum(1) - ends) > 0).long()
+        mask = mask * (1 - ends * nn.functional.pad(ends, (1, -1)))
+    return (types * mask).bool(), mask.bool()
+
+
 def _read_apart(base: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Inputs with a mask of pairs of tokens, (n, 1, tokens, tokens), and positions of each text.
 
-    The second text begins behind the first separator, which is where token types change, if there are any. Positions
-    are those of single texts, so that the first word of the second text has 1, and 0 for padding.
+    Positions are those of single texts, so that the first word of the second text has 1, and 0 for padding.
     """
     ids, mask = args[0] if args else kwargs.get("input_ids"), kwargs.get("attention_mask")
     if ids is None:  # the base model was run before
         return args, kwargs
     types = kwargs.get("token_type_ids")
-    mask = torch.ones_like(ids) if mask is None else mask
-    if types is None:
-        if not isinstance(base.config.eos_token_id, int):
-            raise ValueError(
-                "pooling 'pairs' must know where the second text begins: the tokenizer gives no token_type_ids, and "
-                "the model's configuration has no eos_token_id. Use pooling 'layers'"
-            )
-        ends = (ids == base.config.eos_token_id).long()
-        types = ((ends.cumsum(1) - ends) > 0).long()
-    second, real = (types * mask).bool(), mask.bool()
+    second, real = second_text(base.config, ids, torch.ones_like(ids) if mask is None else mask, types)
     index = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     start = torch.where(second, index, ids.shape[1]).amin(1, keepdim=True)
-    positions = torch.where(second, index - start + 1, index) * mask
+    positions = torch.where(second, index - start + 1, index) * real
     first = index == 0
     allowed = (second[:, :, None] == second[:, None, :]) & real[:, None, :] & ~first[:, :, None]
     allowed = allowed | first[:, None, :] | torch.eye(ids.shape[1], dtype=torch.bool, device=ids.device)
     dtype = base.embeddings.position_embeddings.weight.dtype
     shut = torch.zeros(allowed.shape, dtype=dtype, device=ids.device).masked_fill(~allowed, torch.finfo(dtype).min)
     changed = {"attention_mask": shut[:, None], "position_ids": positions + _first_position(base)}
-    if kwargs.get("token_type_ids") is not None:
+    if types is not None:
         changed["token_type_ids"] = torch.zeros_like(ids)
     return args, {**kwargs, **changed}
 
