@@ -55,8 +55,8 @@ def command(
         str | None,
         typer.Option(
             help="model (the model's own), mean (of all tokens), layers (means of all tokens in four layers), or pairs "
-            "(two texts are read apart and compared in four layers). Default: mean or pairs for sentence encoders "
-            "(layers or pairs for closed-form), else model."
+            "(two texts are read apart and compared in four layers). Default: mean or pairs for sentence "
+            "encoders, else model; for closed-form, pairs for those and pairs of texts, else layers."
         ),
     ] = None,
     classifier_start: Annotated[

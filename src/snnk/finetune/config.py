@@ -29,7 +29,8 @@ class FinetuneConfig:
             numbers.
         pooling: "model"; or "mean" of all tokens, for encoders whose pooler was never trained; or "layers", the means
             of four layers side by side; or "pairs", for sentence encoders and pairs of texts, which are read apart and
-            compared in four layers. Default: "mean" or "pairs" for folders of sentence-transformers, else "model".
+            compared in four layers. Default: "mean" ("layers" for closed-form) or "pairs" for
+            folders of sentence-transformers, else the method's own, "model" or "layers".
         num_features: number of features, adapter size or rank.
         layers: the layers that get adapters, by default all, or those whose feed-forward blocks `uptrain` replaces, by
             default the upper half: "all", "top-6" or "3,4,5". Frozen layers of an encoder below the first adapter are

@@ -19,12 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = dict[str, Any]
-AXES = (
-    "seeds",
-    "tasks",
-    "methods",
-    "rates",
-)  # parts of a configuration that say which rows there are; rows name their own
+# parts of a configuration that determine which rows there are; every row has its own value of them
+AXES = ("seeds", "tasks", "methods", "rates")
 UNREADABLE: tuple[type[Exception], ...] = (LookupError, TypeError, AttributeError, ArithmeticError, StopIteration)
 
 
