@@ -110,7 +110,7 @@ def test_trained_parameters_of_each_method(folder):
     pooler, bundled = config.pooler_features, config.bundled_features
     assert {key: r["trained"] for key, r in by.items()} == {
         ("pooler", None): DIM * DIM + DIM + head,
-        **{(f"{name}-pooler", pooler): pooler * DIM + head for name in ("snnk", "tanh", "random")},
+        **{(f"{name}-pooler", pooler): pooler * DIM + head for name in ("snnk", "psi", "tanh", "random")},
         ("snnk-pooler", 8): 8 * DIM + head,
         ("linear-probe", None): head,
         **dict.fromkeys([("bundled", bundled), ("bundled-solved", bundled)], bundled + 1),

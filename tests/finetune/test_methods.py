@@ -12,7 +12,9 @@ import transformers
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from snnk.finetune import METHODS, FinetuneConfig, finetune, load
-from snnk.finetune.methods import Method, snnk_adapter
+from snnk.finetune.data import encode_texts
+from snnk.finetune.methods import Method, Setup, snnk_adapter
+from snnk.hf import replace_pooler_
 from snnk.peft.layer import AdaptedLinear
 
 from helpers.texts import make_images
@@ -21,6 +23,7 @@ from helpers.tuning import (
     HEAD,
     TINY,
     make_config,
+    make_rows,
     outputs,
     weights,
 )
@@ -191,3 +194,31 @@ def test_the_papers_relu_adapters_have_gaussian_rows(root, tmp_path):
     layer = next(m for m in done.model.modules() if isinstance(m, AdaptedLinear))
     norms = layer.snnk_adapter["default"].feature_map.projection.norm(dim=1)
     assert norms.std() > 0.01 * norms.mean()  # orthogonal rows are of one length
+
+
+def test_an_snnk_pooler_starts_as_a_fit_to_the_pooler_of_the_model(root):
+    """It is nearer to the pooler than psi of its weights, on texts that it was not fitted to."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(root / "bert")
+    texts, labels = make_rows(400)
+    data = encode_texts(tokenizer, texts, None, torch.tensor(labels), 64)
+    seen, held = data.take(range(300)), data.take(range(300, 400))
+
+    def batches(count=0):
+        return (seen.batch(indices) for indices in seen.batches(50))
+
+    def error(change):
+        model = transformers.BertForSequenceClassification.from_pretrained(root / "bert").eval()
+        with torch.no_grad():
+            batch = held.batch(range(100))
+            del batch["labels"]
+            states = model.bert(**batch).last_hidden_state
+            exact = model.bert.pooler(states)
+            found = change(model).bert.pooler(states)
+        return float((found - exact).square().mean() / exact.var(0).mean())
+
+    def psi(model):
+        replace_pooler_(model, 64, "cos", seed=0)
+        return model
+
+    fitted = error(lambda model: METHODS["snnk-pooler"].edit(model, Setup(64, 0, False, str(root / "bert"), batches)))
+    assert fitted < 0.7 < error(psi)

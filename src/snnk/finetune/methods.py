@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from snnk.hf.classify.poolers import HeadReport
     from snnk.peft import SNNKConfig
 
+POOLER_ROWS = 4000  # to which an SNNK pooler is fitted
 # query, key and value projections of attention, by the names that architectures use
 ATTENTION = (("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("q_lin", "k_lin", "v_lin"), ("q", "k", "v"))
 
@@ -239,9 +240,18 @@ def stored_pooler(source: str) -> nn.Linear | None:
 
 
 def snnk_pooler(model: PreTrainedModel, setup: Setup) -> PreTrainedModel:
+    """A pooler that starts as the least-squares fit to the model's own, if it has one.
+
+    psi of the pooler's weights is a poor estimate at the norms of a transformer, and a classifier on its outputs has
+    such large weights that training fails at every learning rate.
+    """
     from snnk.hf import replace_pooler_
 
-    replace_pooler_(model, setup.features, "cos", seed=setup.seed, **_own_pooler(model, setup))
+    own = _own_pooler(model, setup)
+    if own["init"] == "pretrained":
+        batches = ({k: v for k, v in batch.items() if k != "labels"} for batch in setup.batches(POOLER_ROWS))
+        own |= {"init": "fitted", "batches": batches}
+    replace_pooler_(model, setup.features, "cos", seed=setup.seed, **own)
     return model
 
 

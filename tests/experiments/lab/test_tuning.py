@@ -22,7 +22,7 @@ def test_a_method_as_an_object_is_that_of_its_name(name, files):
 
 def test_variants_differ_from_what_they_vary(files):
     known = tuning.variants()
-    assert set(known) == {"pooler", "tanh-pooler", "random-pooler", "bundled-solved", "pfeiffer"}
+    assert set(known) == {"pooler", "psi-pooler", "tanh-pooler", "random-pooler", "bundled-solved", "pfeiffer"}
     options = {"method": "snnk-pooler", "task": "stsb", "num_features": 8, "max_steps": 0}
     ways = [known["tanh-pooler"][1], known["random-pooler"][1], None]
     losses = [tuning.tuned(files, way, **options).metrics["scores"]["test"]["loss"] for way in ways]

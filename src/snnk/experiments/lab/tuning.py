@@ -67,6 +67,7 @@ def variants() -> dict[str, tuple[str, Method]]:
     return {
         "pooler": ("snnk-pooler", replace(base, edit=nothing, finish=nothing)),
         "tanh-pooler": ("snnk-pooler", replace(base, edit=pooler("tanh_power", "pretrained"))),
+        "psi-pooler": ("snnk-pooler", replace(base, edit=pooler("cos", "pretrained"))),
         "random-pooler": ("snnk-pooler", replace(base, edit=pooler("cos", "random"))),
         "bundled-solved": ("bundled", KNOWN["bundled"]),
         "pfeiffer": ("houlsby", replace(KNOWN["houlsby"], wrap=snnk_adapter(target_modules="pfeiffer", **wide))),
