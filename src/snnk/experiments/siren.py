@@ -55,11 +55,10 @@ KINDS = ("picture", "gradient", "Laplacian")
 FIGURES = ("psnr", "gradient_psnr", "gradient_error", "laplacian_error", "trained", "frozen", "seconds")
 AUTHORS_STEPS = 500
 WHY_NOT = """The distance from SIREN grows with the steps. After the 500 of SIREN's authors, whose parameters the paper
-takes, frozen neurons are within 1 dB; after 1,500 they are not. The middle layer has
-rank 64 instead of 256 and no trained weights inside. The paper's estimator is further behind: inputs have to be
-projected to the unit sphere, where its variance is small enough. With one hidden layer, A and the last layer are one
-row of 64 numbers, and no choice of features makes up for that. Derivatives are as wrong as SIREN's own after so few
-passes."""
+takes, frozen neurons are within 1 dB; after 1,500 they are not. The likely reason, which was not tested, is that the
+middle layer has rank 64 instead of 256 and no trained weights inside. The paper's estimator is further behind: inputs
+have to be projected to the unit sphere, where its variance is small enough. With one hidden layer, A and the last layer
+are one row of 64 numbers. Derivatives are as wrong as SIREN's own after so few passes."""
 ACCURATE = 0.5  # the largest relative error of derivatives that counts as accurate
 FASTER = 0.9  # part of the baseline's seconds; smaller gains cannot be measured on a shared machine
 

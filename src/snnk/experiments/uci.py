@@ -30,8 +30,8 @@ FIGURE = "figure: UCI data sets"
 NEEDS = "CoverType, HIGGS or HEPMASS"
 TIME = "10 minutes with CoverType; --quick 5 s"
 WHY_NOT = """With 64 random features, SNNK is ahead up to a width of 32, where the features are more than the width.
-From a width of 64 on the matrix A of 64 columns is a bottleneck that the MLP does not have. Against
-the least MLP with the same validation loss, SNNK trains fewer parameters, but stores more: the projection is frozen."""
+From a width of 64 on, the matrix A of 64 columns is probably a bottleneck; more features were not tried. Against the
+least MLP with the same validation loss, SNNK trains fewer parameters, but stores more: the projection is frozen."""
 FIGURES = ("test_loss", "test_accuracy", "validation", "trained", "frozen", "stored")
 NEAR = 0.01  # relative difference of two losses that count as equal
 READERS: dict[str, Callable[[data.Source], data.Split]] = {
