@@ -29,7 +29,7 @@ except ImportError:  # on a system without such locks nothing is refused, and no
     fcntl = None  # type: ignore[assignment]
 
 try:
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError as SafetensorError
 except ImportError:  # an optional dependency; `safetensors()` below names the extra that brings it
 
     class SafetensorError(Exception):  # type: ignore[no-redef]

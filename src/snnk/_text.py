@@ -14,8 +14,10 @@ from typing import Any, Literal
 
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, marks that reorder text, halves of characters, line ends
 LONGEST = 4000  # characters of an error message
-# A cell that begins like this is a formula to a spreadsheet (OWASP, "CSV Injection"), unless it is a plain number.
-FORMULA, NUMBER = re.compile(r"[=+\-@\t\r\n]"), re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
+# A cell that begins like this is a formula to a spreadsheet (OWASP, "CSV Injection"), unless it is a plain number. Some
+# spreadsheets cut cells at semicolons and tabs, even between quotes.
+FORMULA = re.compile(r"(^|[;\t])(?=[=+\-@\t\r\n])")
+NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 
 
 def printable(text: object, *, lines: bool = False) -> str:
@@ -80,14 +82,13 @@ def code(text: object) -> str:
 
 
 def cell(value: Any) -> Any:
-    """Return a value for a cell of a CSV file: a string that a spreadsheet would run begins with an apostrophe.
+    """Return a value for a cell of a CSV file, with an apostrophe before what a spreadsheet would run as a formula.
 
     Example:
-        >>> cell("=1+1"), cell("-1.5"), cell(2)
-        ("'=1+1", '-1.5', 2)
+        >>> cell("=1+1"), cell("a;=1+1"), cell("-1.5"), cell(2)
+        ("'=1+1", "a;'=1+1", '-1.5', 2)
     """
-    formula = isinstance(value, str) and FORMULA.match(value) and not NUMBER.fullmatch(value)
-    return f"'{value}" if formula else value
+    return FORMULA.sub(r"\1'", value) if isinstance(value, str) and not NUMBER.fullmatch(value) else value
 
 
 def quoting(names: Iterable[str]) -> Literal[0, 1]:

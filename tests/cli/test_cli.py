@@ -20,7 +20,7 @@ TWINS = {
     "frontier": ("snnk.hf.frontier", set()),
     "finetune": ("snnk.finetune.FinetuneConfig", {"features", "classification", "resume"}),
     "fit": ("snnk.tabular.FitConfig", {"data", "out", "features", "double", "checkpoint_seconds"}),
-    "predict": ("snnk.finetune.predict", {"missing"}),
+    "predict": ("snnk.finetune.predict", {"missing", "probabilities"}),
     "audit": ("snnk.hf.audit", {"json_file"}),
     "estimate": ("snnk.experiments.lab.estimate.Config", {"out"}),
     "reproduce": ("snnk.experiments.lab.runs.reproduce", {"everything", "show", "page"}),

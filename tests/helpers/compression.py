@@ -23,17 +23,19 @@ TINY = {
 
 
 class Page(HTMLParser):
-    """Tags that are open, all texts, and everything that could be loaded from elsewhere."""
+    """Tags that are open, all texts, attributes of pictures, and everything that could be loaded from elsewhere."""
 
     def __init__(self, page):
         super().__init__()
-        self.open, self.texts, self.tags, self.loads = [], [], [], []
+        self.open, self.texts, self.tags, self.loads, self.pictures = [], [], [], [], []
         self.feed(page)
         self.close()
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
-        self.loads += [value for name, value in attrs if name in ("src", "href", "xlink:href", "srcset", "data")]
+        places = [value for name, value in attrs if name in ("src", "href", "xlink:href", "srcset", "data")]
+        self.loads += [place for place in places if not place.startswith("#")]
+        self.pictures += [dict(attrs)] if tag == "svg" else []
         if tag not in ("meta", "rect", "line"):
             self.open.append(tag)
 
@@ -46,10 +48,11 @@ class Page(HTMLParser):
 
 
 def check_page(page):
-    """Well-formed and self-contained; returns what was parsed."""
+    """Well-formed, self-contained, and with a text for every picture; returns what was parsed."""
     found = Page(page)
     assert found.open == [] and found.loads == []
     assert not {"script", "link", "img", "iframe", "object"} & set(found.tags)
+    assert all(picture.get("aria-label") and picture["role"] == "img" for picture in found.pictures)
     assert "http" not in page and "url(" not in page and "@import" not in page
     return found
 

@@ -10,7 +10,7 @@ import torch
 
 from snnk.tabular import FitConfig, TableModel
 
-CONFIG = FitConfig("y", 64, block_dtype="float64", lam=1e-2)
+CONFIG = FitConfig("y", 64, feature_map="random-fourier", bandwidth=1.0, block_dtype="float64", lam=1e-2)
 
 
 def make_table(rows=3000, seed=0):

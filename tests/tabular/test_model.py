@@ -27,14 +27,14 @@ def test_prediction_tables(parquet, tmp_path):
     model = TableModel.load(tmp_path / "m")
     y[::2], kind[:30] = np.nan, "new"
     pq.write_table(pa.table({"y": y, "k": kind, "a": a}), tmp_path / "p.parquet")
-    count, score, unseen = model.write_predictions(tmp_path / "p.parquet", tmp_path / "p.csv")
-    assert count == 1000 and score["accuracy"] > 0.95 and unseen == {"k": 30}
+    found = model.write_predictions(tmp_path / "p.parquet", tmp_path / "p.csv")
+    assert found.rows == 1000 and found.score["accuracy"] > 0.95 and found.unseen == {"k": 30} and not found.drift
     a[5] = np.nan
     pq.write_table(pa.table({"k": kind, "a": a}), tmp_path / "q.parquet")
     with pytest.raises(ValueError, match=r"a: 1\), the first at row 5"):
         model.write_predictions(tmp_path / "q.parquet", tmp_path / "q.csv")
-    count, score, _ = model.write_predictions(tmp_path / "q.parquet", tmp_path / "q.csv", missing="drop")
-    assert count == 999 and score == {} and (tmp_path / "q.csv").read_text().split("\n")[6] == '""'
+    found = model.write_predictions(tmp_path / "q.parquet", tmp_path / "q.csv", missing="drop")
+    assert found.rows == 999 and found.score == {} and (tmp_path / "q.csv").read_text().split("\n")[6] == ",,"
     with pytest.raises(ValueError, match=r"there is no folder .*no for p.csv"):
         model.write_predictions(parquet, tmp_path / "no" / "p.csv")
 
@@ -43,7 +43,7 @@ def test_a_table_without_rows_has_no_predictions(parquet, tmp_path):
     fit(parquet, tmp_path / "m", CONFIG)
     pq.write_table(make_table()[:0], tmp_path / "none.parquet")
     found = TableModel.load(tmp_path / "m").write_predictions(tmp_path / "none.parquet", tmp_path / "p.csv")
-    assert found == (0, {}, {}) and (tmp_path / "p.csv").read_text().split() == ["predicted_y"]
+    assert found == (0, {}, {}, []) and (tmp_path / "p.csv").read_text().split() == ["predicted_y"]
 
 
 def test_a_prediction_per_line(parquet, tmp_path):
@@ -67,7 +67,7 @@ def test_r2_is_about_the_mean_of_the_rows_predicted(parquet, tmp_path):
     fit(parquet, tmp_path / "m", CONFIG)
     some = make_table().filter(pa.compute.greater(make_table()["y"], 1.0))
     pq.write_table(some, tmp_path / "some.parquet")
-    _, score, _ = TableModel.load(tmp_path / "m").write_predictions(tmp_path / "some.parquet", tmp_path / "p.csv")
+    score = TableModel.load(tmp_path / "m").write_predictions(tmp_path / "some.parquet", tmp_path / "p.csv").score
     y, found = some["y"].to_numpy(), predictions(tmp_path / "m", tmp_path / "some.parquet")
     assert score["R2"] == pytest.approx(1 - np.square(found - y).sum() / np.square(y - y.mean()).sum(), rel=1e-9)
 

@@ -14,7 +14,7 @@ from snnk.cli._printing import bar, say, wrote
 
 GROUP = _options.FIT
 EXAMPLES = (
-    "snnk predict tuned rows.csv --key id --out predictions.csv",
+    "snnk predict model rows.csv --key id --out predictions.csv",
     "snnk predict my-reranker pairs.parquet --text query --text-pair passage --out scores.parquet",
 )
 
@@ -33,8 +33,8 @@ def command(
     out: Annotated[
         Path,
         typer.Option(
-            help="New file with one line per row: .csv, .jsonl or .parquet. For a model of snnk fit: .csv; the line "
-            "of a row that was dropped is empty."
+            help="New file with one line per row: .csv, .jsonl or .parquet. The prediction for a row that was dropped "
+            "is empty."
         ),
     ],
     text: Annotated[
@@ -55,17 +55,22 @@ def command(
         str | None,
         typer.Option(help="For a model of snnk fit, missing values: raise, drop or mean. Default: as in the fit."),
     ] = None,
+    probabilities: Annotated[
+        bool, typer.Option(help="For a model of snnk fit, whether to write the probabilities of classes.")
+    ] = True,
 ) -> None:
     """Write predictions and probabilities for all rows of a file, and their accuracy or R2 if the rows have labels."""
     _io.check_out(out)
-    options = {"text": text, "text_pair": text_pair, "key": key or None, "base": base, "max_length": max_length}
+    options = {"text": text, "text_pair": text_pair, "base": base, "max_length": max_length}
     if (Path(model) / "model.json").is_file() or (Path(model).is_dir() and not _has_transformer(Path(model))):
         others = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
         if others:
             raise ValueError(f"{model} is no model of texts or images; leave out {', '.join(others)}")
-        return _predict_table(Path(model), data, out, missing)
-    if missing is not None:
-        raise ValueError(f"--missing is for models of snnk fit; {model} is none, leave it out")
+        return _predict_table(Path(model), data, out, missing, key, probabilities)
+    tables = {"--missing": missing is not None, "--no-probabilities": not probabilities}
+    if any(tables.values()):
+        given = " and ".join(name for name, used in tables.items() if used)
+        raise ValueError(f"{given} is for models of snnk fit; {model} is none, leave it out")
     _options.require("transformers", extra="hf")
     from snnk.finetune import predict
 
@@ -74,7 +79,8 @@ def command(
             model,
             data,
             out=out,
-            **{**options, "key": key},  # type: ignore[arg-type]
+            key=key,
+            **options,  # type: ignore[arg-type]
             batch_size=batch_size,
             progress=lambda done, total: show("predicting", done, total),
         )
@@ -91,17 +97,35 @@ def _has_transformer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("metrics.json", "config.json", "modules.json"))
 
 
-def _predict_table(model: Path, data: Path, out: Path, missing: str | None) -> None:
+def _predict_table(model: Path, data: Path, out: Path, missing: str | None, key: str, probabilities: bool) -> None:
     from snnk.tabular import TableModel
 
-    if out.suffix.lower() != ".csv":
-        raise ValueError(f"the predictions of a model of snnk fit are written as .csv; got {out}")
-    rows, score, unseen = TableModel.load(model).write_predictions(data, out, missing=missing)
+    fitted = TableModel.load(model)
+    target = fitted.columns.target
+    with bar("rows") as show:
+        rows, score, unseen, drift = fitted.write_predictions(
+            data,
+            out,
+            missing=missing,
+            key=key,
+            probabilities=probabilities,
+            progress=lambda done, total: show("predicting", done, total),
+        )
     _done(rows, score)
+    if wrong := unseen.pop(target.name, 0):
+        say(
+            f"warning: {wrong:,} rows have a {printable(target.name)} that was not seen in training: they count as "
+            "wrong in the accuracy, and not in AUC and log-loss"
+        )
     for name, number in unseen.items():
         say(f"{printable(name)}: {number:,} values not seen in training, or far outside its range, were ignored")
+    for found in drift:
+        say(f"warning: drift in {found}")
+    if probabilities and target.categories is not None and fitted.calibration is None:
+        say("the model has no calibration: its probabilities are its scores, cut to the range from 0 to 1")
     wrote(out)
 
 
 def _done(rows: int, score: dict[str, float]) -> None:
-    say(f"{rows:,} predictions" + "".join(f", {name} {value:.4f}" for name, value in score.items()))
+    shown = (f", {name} {value:{'.4g' if name == 'RMSE' else '.4f'}}" for name, value in score.items())
+    say(f"{rows:,} predictions{''.join(shown)}")

@@ -13,11 +13,8 @@ rows of a part are run in batches of similar length, and written in their own or
 
 from __future__ import annotations
 
-import csv
-import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,8 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from snnk import _checks, _io
-from snnk._text import cell, quoting
+from snnk import _checks, _io, _rows
 from snnk.finetune.data import as_number, class_name
 from snnk.finetune.loading import is_tuned, load, read_metrics
 from snnk.hf.data import (
@@ -54,7 +50,6 @@ from snnk.hf.models import (
     token_limit,
 )
 
-FORMATS = (".csv", ".jsonl", ".parquet")
 PART = 2048  # rows that are in memory together
 LONGEST = 512  # tokens per row, if neither model nor tokenizer has a limit
 TEXTS, IMAGES = "ForSequenceClassification", "ForImageClassification"  # endings of the classes of transformers
@@ -115,7 +110,7 @@ class Predictor:
     def columns(self, outputs: Tensor) -> Columns:
         """The columns of the output for logits (n, classes) or (n, 1)."""
         values = self.activate(outputs.double()).float().numpy()
-        shown = [[float(str(value)) for value in column] for column in values.T]  # as few digits as float32 needs
+        shown = [_rows.digits(column) for column in values.T]
         if self.names is None:
             return {"score" if self.scores else f"predicted_{self.label}": shown[0]}
         classes = {f"probability_{name}": column for name, column in zip(self.names, shown, strict=True)}
@@ -198,13 +193,10 @@ def predict(
         'id,predicted_label,probability_LABEL_0,probability_LABEL_1'
     """
     data, out = Path(data), Path(out)
-    keys = [name for name in (key.split(",") if isinstance(key, str) else key) if name]
+    keys = _rows.key_names(key)
     _checks.positive_int(batch_size, "batch_size")
-    if out.suffix.lower() not in FORMATS:
-        raise ValueError(f"the output must end in {', '.join(FORMATS)}; got {out}")
     _io.check_out(out)
-    if not out.absolute().parent.is_dir():
-        raise ValueError(f"there is no folder {out.parent} for {out.name}; make it, or name another")
+    _rows.check_output(out)
     if not data.exists():
         raise FileNotFoundError(
             f"no file or folder {data}; expected .csv, .tsv, .jsonl, .parquet or a folder of images"
@@ -224,14 +216,10 @@ def predict(
             found = predictor.columns(outputs)
             if labels is not None and not predictor.several:
                 score.add(labels, next(iter(found.values())))
-            twice = sorted(kept.keys() & found.keys())
-            if twice:
-                raise ValueError(
-                    f"the output has a column {twice[0]!r} of its own; rename that of {data}, or leave it out"
-                )
+            _rows.check_keys([*kept], [*found], data)
             if write is None:  # only now is it certain that the file and the model fit together
                 write = held.enter_context(
-                    _writing(out, types, () if predictor.images else keys, predictor.names or ())
+                    _rows.writing(out, types, () if predictor.images else keys, predictor.names or ())
                 )
             write({**kept, **found})
             done += len(outputs)
@@ -377,72 +365,6 @@ def _chunks(rows: Iterable[Any], size: int) -> Iterator[tuple[int, list[Any]]]:
     while part := list(islice(rows, size)):
         yield first, part
         first += len(part)
-
-
-@contextmanager
-def _writing(
-    out: Path, types: Mapping[str, Any], keys: Sequence[str], names: Sequence[str]
-) -> Iterator[Callable[[Columns], None]]:
-    """A function that adds columns of rows to a new file, which appears when the block ends."""
-    kind = out.suffix.lower()
-    with _io.replacing(out) as temporary, ExitStack() as held:
-        if kind == ".parquet":
-            yield _parquet(temporary, types, held)
-            return
-        file = held.enter_context(temporary.open("w", newline="", encoding="utf-8"))
-        if kind == ".jsonl":
-
-            def write_lines(columns: Columns) -> None:
-                for row in zip(*columns.values(), strict=True):
-                    found = _finite(dict(zip(columns, row, strict=True)))
-                    value = json.dumps(found, ensure_ascii=False, allow_nan=False, default=str)
-                    file.write(f"{value}\n")
-
-            yield write_lines
-            return
-        writer, header = csv.writer(file, quoting=quoting(names)), list[str]()
-
-        def write_rows(columns: Columns) -> None:
-            if not header:
-                header.extend(columns)
-                writer.writerow(map(cell, header))
-            # key columns stay as they are, as their values are to be found again
-            safe = [c if name in keys else [cell(v) for v in c] for name, c in columns.items()]
-            writer.writerows(zip(*safe, strict=True))
-
-        yield write_rows
-
-
-def _finite(value: Any) -> Any:
-    """A value of JSON with None in place of NaN and infinity."""
-    if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _parquet(file: Path, types: Mapping[str, Any], held: ExitStack) -> Callable[[Columns], None]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as missing:
-        raise ValueError("writing .parquet needs pyarrow; install it with: pip install 'snnk[tables]'") from missing
-    writer: Any = None
-
-    def write(columns: Columns) -> None:
-        nonlocal writer
-        try:
-            if writer is None:
-                schema = {name: types.get(name) or pa.array(values).type for name, values in columns.items()}
-                writer = held.enter_context(pq.ParquetWriter(file, pa.schema(schema)))
-            writer.write_table(pa.table(columns, schema=writer.schema))
-        except pa.ArrowException as error:
-            raise ValueError(
-                f"the kept columns have values of several types, which Parquet cannot hold: {error}; write .jsonl"
-            ) from error
-
-    return write
 
 
 class _Score:

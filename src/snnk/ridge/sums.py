@@ -30,7 +30,8 @@ import copy
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, overload
 
 import torch
@@ -357,20 +358,26 @@ class RidgeStats:
         """The tensors that `save` writes."""
         return {"sums": self.sums, "shift": self.shift}
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the sums and `note` as a safetensors file; a file of that name is replaced at once or not at all."""
+    def save(self, path: str | os.PathLike[str], extra: Mapping[str, Tensor] = MappingProxyType({})) -> None:
+        """Write the sums and `note` as a safetensors file; a file of that name is replaced at once or not at all.
+
+        `extra` has further tensors for the same file, which the caller reads.
+        """
         metadata = {**FORMAT, "block_dtype": str(self.block_dtype).removeprefix("torch."), "note": self.note}
-        _io.write_tensors(path, self.state_dict(), metadata)
+        _io.write_tensors(path, {**self.state_dict(), **extra}, metadata)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, device: Any = None) -> RidgeStats:
-        """Statistics that `save` wrote. The header is checked in full before any sum is read."""
+    def load(cls, path: str | os.PathLike[str], *, device: Any = None, extra: Iterable[str] = ()) -> RidgeStats:
+        """Statistics that `save` wrote. The header is checked in full before any sum is read.
+
+        `extra` names tensors that the file may have besides the sums.
+        """
         with _io.open_tensors(path, device) as file:
-            metadata, names = file.metadata() or {}, sorted(file.keys())
+            metadata, names = file.metadata() or {}, sorted(set(file.keys()) - set(extra))
             if {**metadata, **FORMAT} != metadata or names != ["shift", "sums"]:
                 raise ValueError(f"{path} must be {FORMAT} with tensors shift, sums; got {metadata} with {names}")
             block_dtype = _checks.look_up(metadata.get("block_dtype"), BLOCK_DTYPES, f"block_dtype in {path}")
-            found = _io.tensor_header(file)
+            found = {name: entry for name, entry in _io.tensor_header(file).items() if name in names}
             f, left, right = found["sums"][1] if len(found["sums"][1]) == 3 else (0, 0, 0)
             m, t = left - 2, right - left + 1
             if min(f, m, t) < 1 or found != {"shift": ("F64", (m + t,)), "sums": ("F64", (f, 2 + m, 1 + m + t))}:

@@ -6,6 +6,7 @@ TableModel.load("model").write_predictions("test.parquet", "predictions.csv")   
 
 from snnk.tabular.config import FitConfig
 from snnk.tabular.model import TableModel
+from snnk.tabular.parts import Part, Start, merge, prepare
 from snnk.tabular.stream import fit
 
-__all__ = ["FitConfig", "TableModel", "fit"]
+__all__ = ["FitConfig", "Part", "Start", "TableModel", "fit", "merge", "prepare"]

@@ -16,6 +16,7 @@ from typing import Any
 
 from snnk import _io
 from snnk.ridge.sums import RidgeStats
+from snnk.tabular.parts import HELD, Part, Start
 from snnk.tabular.workers import Workers
 
 ADVICE = "Remove it and run the same command again: its blocks are counted anew"
@@ -46,20 +47,19 @@ class Checkpoint:
         folder.mkdir(parents=True, exist_ok=True)
         _io.remove_leftovers_in(folder)
 
-    def load(self, name: str) -> RidgeStats:
+    def load(self, name: str, start: Start) -> Part:
         """The sums of an old part; a damaged one raises a ValueError."""
         path = self.folder / f"{name}.safetensors"
-        stats, note = RidgeStats.load(path), _read_note(path)
-        if note.pop("digest") != _digest(note, stats):
+        part, note = Part.of(start, RidgeStats.load(path, extra=HELD), path), _read_note(path)
+        if note.pop("digest") != _digest(note, part):
             raise ValueError(f"{path} is damaged: its sums are not those that were written. {ADVICE}")
-        return stats
+        return part
 
-    def save(self, stats: RidgeStats, blocks: list[str]) -> None:
+    def save(self, part: Part, blocks: list[str]) -> None:
         """Write or replace the part of this process."""
-        note = {"key": self.key, "blocks": blocks, "rows": int(stats.rows.sum())}
-        stats.note = json.dumps({**note, "digest": _digest(note, stats)})
+        note = {"key": self.key, "blocks": blocks, "rows": part.rows}
         try:
-            stats.save(self.path)
+            part.write(self.path, json.dumps({**note, "digest": _digest(note, part)}))
         except FileNotFoundError:
             raise ValueError(f"{self.folder} was removed during the run; run the same command again") from None
 
@@ -99,10 +99,10 @@ class Checkpoint:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _digest(body: dict[str, Any], stats: RidgeStats | None = None) -> str:
+def _digest(body: dict[str, Any], part: Part | None = None) -> str:
     """A hash of the contents of a checkpoint, so that damage to a file is found."""
     digest = hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=32)
-    for tensor in [] if stats is None else (stats.sums, stats.shift):
+    for tensor in [] if part is None else part.tensors().values():
         digest.update(tensor.detach().cpu().contiguous().numpy().data)
     return digest.hexdigest()
 

@@ -13,6 +13,7 @@ from snnk.tabular.columns import MISSING, Columns
 from snnk.tabular.scaling import LARGEST
 from snnk.tabular.scan import TASKS
 
+MAPS = ("learned", *RANDOM_MAPS)
 OLD_WORDS = {"random-fourier": "fourier", "random-relu": "relu"}  # in files from before the rename
 
 
@@ -31,9 +32,10 @@ class FitConfig:
 
     Args:
         target: name of the target column.
-        num_features: number m of random features; even for "random-fourier".
-        feature_map: "random-fourier" (cos and sin) or "random-relu".
-        bandwidth: standard deviation of the angles of "random-fourier"; a larger one fits finer detail.
+        num_features: number m of features; even for "random-fourier".
+        feature_map: "learned" (trained on a sample of the rows), "random-fourier" (cos and sin) or "random-relu".
+        bandwidth: for "random-fourier", the standard deviation of the angles; a larger one fits finer detail. "auto"
+            chooses it by generalised cross-validation on a sample.
         lam: the penalty of the ridge regression, or "gcv" to choose it by generalised cross-validation.
         task: "regression", "classification", or "auto", by the type and the values of the target.
         missing: the policy for missing values: "raise", "drop" (the row) or "mean".
@@ -47,9 +49,9 @@ class FitConfig:
     """
 
     target: str
-    num_features: int = 4096
-    feature_map: str = "random-fourier"
-    bandwidth: float = 1.0
+    num_features: int = 512
+    feature_map: str = "learned"
+    bandwidth: float | str = "auto"
     lam: float | str = "gcv"
     task: str = "auto"
     missing: str = "raise"
@@ -64,12 +66,15 @@ class FitConfig:
             raise TypeError(f"drop must be a tuple of names of columns; got {self.drop!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise TypeError(f"seed must be an integer; got {self.seed!r}")
-        _checks.choose(self.feature_map, RANDOM_MAPS, "feature map")
+        _checks.choose(self.feature_map, MAPS, "feature map")
         m = _checks.positive_int(self.num_features, "num_features")
         object.__setattr__(self, "num_features", m)  # JSON has no numpy integers
         if self.feature_map == "random-fourier":
             _checks.even_features(m)
-        _checks.positive(self.bandwidth, "bandwidth")
+        if self.bandwidth != "auto":
+            if isinstance(self.bandwidth, str):
+                raise ValueError(f"bandwidth must be a number above 0 or 'auto'; got {self.bandwidth!r}")
+            _checks.positive(self.bandwidth, "bandwidth")
         _checks.choose(self.task, TASKS, "task")
         _checks.choose(self.missing, MISSING, "policy for missing values")
         _checks.choose(self.block_dtype, BLOCK_DTYPES, "block_dtype")
@@ -90,7 +95,9 @@ class FitConfig:
         return cls(**{**stored, "drop": tuple(stored["drop"]), "feature_map": word})
 
     def make_map(self, columns: Columns) -> FeatureMap:
-        """Draw the feature map for the inputs of some columns."""
+        """Draw the random feature map for the inputs of some columns."""
+        if self.feature_map not in RANDOM_MAPS or isinstance(self.bandwidth, str):
+            raise ValueError("learnt features and their bandwidth come from the rows; use snnk.tabular.prepare")
         return make_random_map(
             self.feature_map,
             columns.width,

@@ -18,6 +18,7 @@ import numpy as np
 
 from snnk import _checks
 from snnk.tabular.columns import MISSING, Column, Columns, as_numbers, as_text, kind_of, missing_message, plain
+from snnk.tabular.sample import Sample
 from snnk.tabular.scaling import (
     CONSTANT,
     LARGEST,
@@ -244,8 +245,12 @@ class Scan:
         table: Table,
         mine: Callable[[int, str], bool] = lambda index, label: True,
         progress: Callable[[int], None] = lambda rows: None,
+        sample: Sample | None = None,
     ) -> Scan:
-        """Add the blocks of a table for which `mine(index, label)` is true; `progress` gets the rows so far."""
+        """Add the blocks of a table for which `mine(index, label)` is true.
+
+        `progress` gets the rows so far, and `sample` all rows.
+        """
         index_of: dict[str, int] = {}
 
         def indexed(index: int, label: str) -> bool:
@@ -258,6 +263,8 @@ class Scan:
                 place, bad = Place(index_of[label], rows, label), np.zeros(batch.num_rows, bool)
                 for name, statistics in self.statistics.items():
                     bad |= statistics.add(batch.column(name), name, place)
+                if sample is not None:
+                    sample.add(batch, index_of[label], rows)
                 rows += batch.num_rows
                 complete += int((~bad).sum())
                 self.rows += batch.num_rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -46,6 +46,8 @@ class Table:
 
     Args:
         source: a path, or a `datasets.Dataset`.
+        text: columns of CSV files that are read as the text that the file has, without a guess of their type: 007
+            stays 007.
 
     Example:
         >>> import pyarrow as pa, pyarrow.parquet as pq, tempfile, os
@@ -55,12 +57,12 @@ class Table:
         ['t.parquet[0]', 't.parquet[1]']
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, text: Collection[str] = ()) -> None:
         self.source = source
         self._fragments: dict[str, Any] = {}
         self._rows: Any = None  # the dataset, if the source is one
         if isinstance(source, str | os.PathLike):
-            self._open(Path(source))
+            self._open(Path(source), text)
         elif hasattr(source, "with_format") and isinstance(getattr(source, "num_rows", None), int):
             self._rows, self.format = source.with_format("arrow"), "dataset"
             self.schema: pa.Schema = self._rows[:0].schema
@@ -72,7 +74,7 @@ class Table:
             )
         self._stamps = {name: _stamp(path) for name, path in self._files.items()}
 
-    def _open(self, path: Path) -> None:
+    def _open(self, path: Path, text: Collection[str]) -> None:
         """Find the files and read their headers, so that a truncated file fails before any work."""
         import pyarrow as pa
         import pyarrow.csv as pc
@@ -96,7 +98,8 @@ class Table:
         self._files = {str(p.relative_to(root)): p for p in files}
         reader = self.format
         if reader == "csv":  # an empty cell is a missing value in columns of text, too
-            reader = ds.CsvFileFormat(convert_options=pc.ConvertOptions(strings_can_be_null=True))
+            types = {name: pa.string() for name in text}
+            reader = ds.CsvFileFormat(convert_options=pc.ConvertOptions(strings_can_be_null=True, column_types=types))
         try:
             dataset = ds.dataset([str(p) for p in files], format=reader)
             self.schema = dataset.schema
@@ -119,6 +122,12 @@ class Table:
     def names(self) -> list[str]:
         """Names of the columns."""
         return list(self.schema.names)
+
+    def count_rows(self) -> int:
+        """Number of rows, or 0 for CSV files, which would have to be read for it."""
+        if self.format == "csv":
+            return 0
+        return len(self._rows) if self._rows is not None else sum(f.count_rows() for f in self._fragments.values())
 
     def blocks(
         self, mine: Callable[[int, str], bool] = lambda index, label: True, columns: list[str] | None = None

@@ -1,4 +1,4 @@
-"""Closed-form training on a table of any length: one pass for the columns, one pass for the sums.
+"""Closed-form training on a table of any length: one pass for the columns and a sample, one pass for the sums.
 
     fit("train.parquet", "model", FitConfig(target="price"))     # snnk fit train.parquet --target price --out model
 
@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +24,18 @@ from torch import Tensor
 
 from snnk import _io
 from snnk.maps import FeatureMap
-from snnk.ridge.sums import BLOCK_DTYPES, RidgeStats
+from snnk.ridge.sums import RidgeStats
 from snnk.tabular.checkpoint import Checkpoint
-from snnk.tabular.columns import Columns
-from snnk.tabular.config import OLD_WORDS, FitConfig
+from snnk.tabular.config import FitConfig
 from snnk.tabular.model import ROWS, TableModel
+from snnk.tabular.page import write_page
+from snnk.tabular.parts import Part, Progress, Start, make_start, new_sample
+from snnk.tabular.sample import Held, Sample
 from snnk.tabular.scan import Scan
 from snnk.tabular.source import Source, Table
 from snnk.tabular.workers import Workers
 
-Progress = Callable[[str, int, int], None]  # what is being done, rows done, rows in all (0 if not known yet)
+VERSION = 2  # of the checkpoints
 
 
 def fit(
@@ -52,7 +53,7 @@ def fit(
 
     Args:
         source: a Parquet, CSV or Arrow file, a folder of them, or a datasets.Dataset.
-        out: folder for model.safetensors, model.json and report.json; must not hold a model yet.
+        out: folder for model.safetensors, model.json, report.json and report.html; must not hold a model yet.
         config: what to fit.
         checkpoint_seconds: time between checkpoints.
         progress: a function that is called with (what is being done, rows done by all workers, rows in all).
@@ -78,43 +79,31 @@ def fit(
         _claim(out, workers, stack)
         checkpoint = Checkpoint(out / ".checkpoint", checkpoint_key(config, table, workers), workers)
         run = _Run(table, config, workers, checkpoint, progress)
-        start = run.first_pass()
-        columns, fm = start.columns, config.make_map(start.columns)
-        stats, blocks = run.second_pass(start, fm.to(workers.device), checkpoint_seconds)
-        rows = int(stats.rows.sum())
-        if sorted(blocks) != sorted(start.blocks) or rows != sum(start.blocks.values()):
+        first = run.first_pass()
+        part, blocks = run.second_pass(first, checkpoint_seconds)
+        if sorted(blocks) != sorted(first.blocks) or part.rows != sum(first.blocks.values()):
             raise ValueError(
-                f"{len(blocks)} blocks with {rows} rows were counted and {len(start.blocks)} with "
-                f"{sum(start.blocks.values())} are in the table: it changed, or two runs shared the folder; remove "
+                f"{len(blocks)} blocks with {part.rows} rows were counted and {len(first.blocks)} with "
+                f"{sum(first.blocks.values())} are in the table: it changed, or two runs shared the folder; remove "
                 f"{checkpoint.folder} and start again"
             )
-        solution = stats.solve(config.lam)
-        report = {
-            "rows": rows,
-            "blocks": len(blocks),
-            "workers": workers.size,
-            "task": "regression" if columns.target.categories is None else "classification",
-            "inputs": columns.width,
-            "num_features": config.num_features,
-            "lam": solution.lam,
-            "score": solution.score,
-            "degrees_of_freedom": solution.degrees_of_freedom,
-            "residual": solution.residual.tolist(),
-            "unit": columns.target.scale,  # of the target; score and residual are in units of its square
-            "condition": solution.condition if math.isfinite(solution.condition) else None,
-            "seconds": time.monotonic() - began,
-            "config": asdict(config),
-        }
+        progress("solving", 0, 0)
+        model, report = part.solve()
+        report |= {"blocks": len(blocks), "workers": workers.size, "seconds": time.monotonic() - began}
         if workers.rank == 0:
             if not out.is_dir():
                 raise ValueError(f"{out} was removed during the run; run the same command again")
-            # The model ends the run, so it comes last: a kill before it loses nothing.
-            _io.write_json(out / "report.json", report)
-            bias = solution.bias.cpu() + columns.target.mean / columns.target.scale  # the mean of a category is 0
-            TableModel(columns, fm.cpu(), solution.weight.cpu(), bias, config).save(out)
+            write_model(out, model, report)
         workers.wait()
         checkpoint.remove()
         return report
+
+
+def write_model(out: Path, model: TableModel, report: dict[str, Any]) -> None:
+    """Write report and page, then the model, which ends a run: a kill before it loses nothing."""
+    _io.write_json(out / "report.json", report)
+    write_page(out / "report.html", report, model.quality or {})
+    model.save(out)
 
 
 def accumulate(fm: FeatureMap, pairs: Iterable[tuple[Tensor, Tensor]], stats: RidgeStats | None = None) -> RidgeStats:
@@ -145,8 +134,9 @@ def accumulate(fm: FeatureMap, pairs: Iterable[tuple[Tensor, Tensor]], stats: Ri
 def checkpoint_key(config: FitConfig, table: Table, workers: Workers) -> str:
     """A hash of everything that the sums depend on: not `lam`, which can be changed after the pass."""
     relevant = {k: v for k, v in asdict(config).items() if k != "lam"}
-    relevant["feature_map"] = OLD_WORDS[config.feature_map]  # so that checkpoints from before the rename are continued
-    body = json.dumps([relevant, table.fingerprint(workers.rank, workers.size, workers.gather)], sort_keys=True)
+    body = json.dumps(
+        [VERSION, relevant, table.fingerprint(workers.rank, workers.size, workers.gather)], sort_keys=True
+    )
     return hashlib.sha256(body.encode()).hexdigest()
 
 
@@ -178,7 +168,7 @@ def _lock(out: Path, stack: ExitStack) -> None:
         raise ValueError(f"cannot write to the folder {out}: {error.strerror or error}; name another") from error
     if (out / "model.json").exists():
         shutil.rmtree(out / ".checkpoint", ignore_errors=True)
-        for name in ("model.json", "model.safetensors", "report.json"):
+        for name in ("model.json", "model.safetensors", "report.json", "report.html"):
             _io.remove_leftovers(out / name)
         raise ValueError(f"{out} holds a model already; name another folder")
     stack.callback(_remove_empty, out / ".checkpoint")
@@ -190,13 +180,12 @@ def _remove_empty(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class _Start:
+class _First:
     """The result of the first pass, which is the same for all workers and all restarts."""
 
-    columns: Columns
+    start: Start
     rows: int
     blocks: dict[str, int]  # number of rows to count in each block, by label
-    shift: list[float]  # origin of the sums, (m + t,): float32 products are rounded about it, in whichever worker
 
 
 @dataclass(frozen=True)
@@ -209,83 +198,85 @@ class _Run:
     checkpoint: Checkpoint
     progress: Progress
 
-    def first_pass(self) -> _Start:
-        """Scan the columns together with the other workers, or read the result from the checkpoint."""
+    def first_pass(self) -> _First:
+        """Scan the columns together with the other workers and learn the features, or read both from the checkpoint."""
         workers, config, table = self.workers, self.config, self.table
         found = next((stored for stored in workers.gather(self.checkpoint.load_columns()) if stored), None)
         if found:
-            return _Start(Columns.from_dict(found["columns"]), found["rows"], found["blocks"], found["shift"])
+            return self._first(found)
 
         def show(rows: int) -> None:
             self.progress("reading columns", rows * workers.size, 0)
 
         show(0)
-        scan = Scan.start(table, config.target, config.drop)
-        scan.read(table, lambda i, _: i % workers.size == workers.rank, show)
-        scans: list[Scan] = workers.gather(scan)
-        scan = scans[0]
-        for other in scans[1:]:
+        scan, sample = Scan.start(table, config.target, config.drop), new_sample(len(table.names))
+        scan.read(table, lambda i, _: i % workers.size == workers.rank, show, sample)
+        scans: list[tuple[Scan, Sample]] = workers.gather((scan, sample))
+        (scan, sample), *others = scans
+        for other, rows in others:
             scan.merge(other)
+            sample.merge(rows)
         columns = scan.columns(config.task, config.missing)
-        shift = workers.gather(self._shift(columns) if workers.rank == 0 else None)[0]
+        # One worker learns: others would round differently, and with them the sums of the workers.
+        made = None
+        if workers.rank == 0:
+            made = make_start(config, columns, sample.table(), self.progress).to_dict()
+        made = workers.gather(made)[0]
         order = sorted(scan.blocks.items(), key=lambda item: item[1])
         blocks = {label: size.complete if config.missing == "drop" else size.rows for label, size in order}
         table.check_unchanged()
-        body = {"rows": scan.rows, "blocks": blocks, "shift": shift, "columns": columns.to_dict()}
+        body = {"rows": scan.rows, "blocks": blocks, "start": made}
         self.checkpoint.save_columns(body)
-        return _Start(columns, scan.rows, blocks, shift)
+        return self._first(json.loads(json.dumps(body)))
 
-    def _shift(self, columns: Columns) -> list[float]:
-        """Means of features and targets (m + t,) over the first rows that are kept."""
-        fm, names = self.config.make_map(columns), [c.name for c in (*columns.inputs, columns.target)]
-        for label, batches in self.table.blocks(columns=names):
-            for batch in batches:
-                x, y, _ = columns.encode(batch, label)
-                if y is not None and len(x):
-                    with torch.no_grad():
-                        return torch.cat([fm.phi(x[:ROWS]).double().mean(0), y[:ROWS].mean(0)]).tolist()
-        raise ValueError("no rows are left: each has a missing, NaN or infinite value, and is dropped")
+    def _first(self, stored: dict[str, Any]) -> _First:
+        # The penalty may be changed between the runs of one fit.
+        start = Start.from_dict(stored["start"])
+        return _First(
+            replace(start, config=replace(start.config, lam=self.config.lam)), stored["rows"], stored["blocks"]
+        )
 
-    def second_pass(self, start: _Start, fm: FeatureMap, every: float) -> tuple[RidgeStats, list[str]]:
+    def second_pass(self, first: _First, every: float) -> tuple[Part, list[str]]:
         """The sums over all workers, and the labels of the blocks that they count; a checkpoint `every` seconds."""
-        table, workers, checkpoint, columns = self.table, self.workers, self.checkpoint, start.columns
+        table, workers, checkpoint, columns = self.table, self.workers, self.checkpoint, first.start.columns
         everywhere = workers.gather(checkpoint.old)
         parts = {name: note for notes in everywhere for name, note in notes.items()}
         # The first worker that finds the file of a part adds it.
         owner = {name: rank for rank, notes in reversed(list(enumerate(everywhere))) for name in notes}
-        done = checkpoint.counted(parts, start.blocks)
+        done = checkpoint.counted(parts, first.blocks)
         rows_done = sum(note["rows"] for note in parts.values())
 
         def mine(index: int, label: str) -> bool:
             return index % workers.size == workers.rank and label not in done
 
-        block_dtype = BLOCK_DTYPES[self.config.block_dtype]
-        stats = RidgeStats(fm.num_features, columns.target.width, block_dtype=block_dtype, device=workers.device)
-        stats.reshift_(torch.tensor(start.shift, dtype=torch.float64, device=workers.device))
+        start = replace(first.start, feature_map=first.start.feature_map.to(workers.device))
+        part = start.part(workers.device)
         blocks: list[str] = []
         saved = time.monotonic()
         names = [c.name for c in (*columns.inputs, columns.target)]
         for label, batches in table.blocks(mine, names):
-            first = 0
+            row = 0
             for batch in batches:
-                x, y, _ = columns.encode(batch, label, first_row=first)
-                first += batch.num_rows
+                x, y, _ = columns.encode(batch, label, first_row=row)
+                row += batch.num_rows
                 if y is not None and len(x):
-                    accumulate(fm, [(x.to(workers.device), y.to(workers.device))], stats)
-                self.progress("fitting", rows_done + int(stats.rows.sum()) * workers.size, start.rows)
+                    part.add(x, y)
+                self.progress("fitting", rows_done + part.rows * workers.size, first.rows)
             blocks.append(label)
             if time.monotonic() - saved >= every:
                 table.check_unchanged()  # before its rows are counted for good
-                checkpoint.save(stats, blocks)
+                checkpoint.save(part, blocks)
                 saved = time.monotonic()
         table.check_unchanged()
-        checkpoint.save(stats, blocks)
+        checkpoint.save(part, blocks)
         for name, rank in owner.items():
             if rank == workers.rank:
-                old = checkpoint.load(name)
-                old.sums, old.shift = old.sums.to(workers.device), old.shift.to(workers.device)
-                stats.merge(old)
-        workers.sum_(stats.tensors())
-        counted = [b for part in workers.gather(blocks) for b in part]
+                old = checkpoint.load(name, start)
+                part.stats.merge(old.stats)
+                part.held = part.held.merge(old.held)
+        workers.sum_(part.stats.tensors())
+        for rank, held in enumerate(workers.gather(part.held.tensors())):
+            part.held = part.held if rank == workers.rank else part.held.merge(Held.of(held))
+        counted = [b for found in workers.gather(blocks) for b in found]
         counted += [b for note in parts.values() for b in note["blocks"]]
-        return stats, counted
+        return part, counted

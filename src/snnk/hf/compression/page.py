@@ -1,48 +1,33 @@
-"""report.html: the page with pictures on a compressed model, made from report.json alone.
-
-The page is one file that loads nothing else. Its bars are cells of tables, with their names and values as text, so that
-they can be read aloud, copied, and read on a narrow screen.
-"""
+"""report.html: the page with pictures on a compressed model, made from report.json alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from snnk._html import NEW, OLD, bars, facts, glossary, lines, page, table
 from snnk._text import html as escape
 from snnk.hf.compression import figures
-from snnk.hf.compression.bars import GREY, NEW, OLD, bars
 from snnk.hf.compression.report import calibration_of, error_of, headline, recovery_of, sentence, what_of
-from snnk.hf.serve.using import cache_note, pictures
+from snnk.hf.serve.using import INT8, cache_note, pictures
 
-STYLE = """
-:root { color-scheme: light dark; --text: #1c2430; --back: #fff; --line: #d8dde4; --grey: #5b6472; --old: #b9c0cb;
-  --new: #1f6fb2 }
-@media (prefers-color-scheme: dark) {
-  :root { --text: #e6e9ee; --back: #14181f; --line: #39414d; --grey: #a3acba; --old: #5b6472; --new: #5fa8e6 } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); max-width: 960px;
-  margin: 2em auto; padding: 0 1em; overflow-wrap: break-word }
-h2 { margin-top: 1.8em; font-size: 1.2em } dt { font-weight: bold } dd { margin: 0 0 .5em }
-.cards { display: flex; flex-wrap: wrap; gap: 1em; margin: 1.5em 0 }
-.cards div { flex: 1 1 150px; border: 1px solid var(--line); border-radius: 8px; padding: .8em 1em }
-.cards b { display: block; font-size: 1.35em } .cards span, small, caption { color: var(--grey) }
-.wide { overflow-x: auto } .wide svg { min-width: 640px; width: 100%; height: auto }
-table { border-collapse: collapse; width: 100%; font-size: .9em; font-variant-numeric: tabular-nums }
-caption { text-align: left; padding-bottom: .4em } small { display: block }
-th, td { text-align: right; padding: .3em .6em; border-bottom: 1px solid var(--line); font-weight: normal }
-thead th { font-weight: bold; vertical-align: bottom }
-thead th, .text { overflow-wrap: anywhere } th:first-child, td:first-child, .left { text-align: left }
-.blocks th, .blocks td { white-space: nowrap }
-.bars th, .bars td { border: 0; padding: .1em .4em; width: 1% } .bars td:nth-child(2) { width: 98% }
-.bars td:last-child { text-align: left; white-space: nowrap; color: var(--grey) } .bars th { white-space: nowrap }
-.track { position: relative; border-left: 1px solid var(--grey) }
-.track i, .key { display: block; height: .8em; print-color-adjust: exact } .key { display: inline-block; width: .8em }
-.track u { position: absolute; top: 0; bottom: 0; border-left: 2px dashed var(--grey) }
-@media (max-width: 600px) { .bars tr { display: grid; grid-template-columns: 1fr 6.5em } .bars td { width: auto }
-  .bars th { grid-column: 1 / 3; white-space: normal; width: auto } .bars td:last-child { white-space: normal } }
-"""
 ONE = "compressed; the dashed line is the original"
-WORDS = {  # of the page
+LEGEND = '<p>The words are explained <a href="#words">below</a>.</p>'
+# Words of all pages on models, and those of this one.
+COMMON = {
+    "keep": "The part of the parameters of the blocks that stays. The rest of the model, such as its embeddings, stays "
+    "as it is, so that the whole becomes less small than this.",
+    "cosine": "Likeness of the directions of two vectors, from -1 to 1, which is the same direction. Here the vectors "
+    "are the outputs of two models for the same input, unless something else is named.",
+    "nearest neighbours": "The other held-out inputs whose vectors have the largest cosine to that of an input: what a "
+    "search would return. The same neighbours for both models mean the same results.",
+    "held-out inputs": "Texts or images that nothing was fitted to. All figures of agreement are measured on them, "
+    "without labels, against the original's outputs.",
+    "calibration": "The unlabelled inputs that the smaller model was fitted to.",
+    "latency": "The time for one batch. Processor time counts the work of all threads; elapsed time is what a clock "
+    "shows. 1 x 32 tokens is one text of 32 tokens.",
+}
+WORDS = {
     "block": "A part of a layer: its feed-forward block or its attention block.",
     "atoms": "The neurons of a feed-forward block that were kept, moved and refitted.",
     "ranks": "Dimensions per head that an attention block keeps: for queries and keys, and for values.",
@@ -56,8 +41,6 @@ WORDS = {  # of the page
     "distillation": "Training of everything that was replaced to return the original's outputs. The distance between "
     "the outputs of the two is 0 if they are equal. Its length is chosen by inputs that are neither trained on nor "
     "among those of the figures of agreement.",
-    "held-out inputs": "Texts or images that nothing was fitted to. All figures of agreement are measured on them, "
-    "without labels, against the original's outputs.",
 }
 
 
@@ -73,22 +56,14 @@ def html(report: Mapping[str, Any]) -> str:
     cards = "".join(f"<div><b>{value}</b><span>{escape(what)}</span></div>" for what, value in headline(report))
     whole = _whole(report)
     overall = bars([w[0] for w in whole], [(ONE, NEW, [w[1] for w in whole])], [w[2] for w in whole], 1)
-    facts = "".join(
-        f'<tr><th scope="row">{escape(key)}</th><td class="left">{escape(value)}</td></tr>\n'
-        for key, value in _facts(report).items()
-    )
-    table = [
-        *("block", "is now", "parameters before", "after", "multiply-adds before", "after", "predicted error"),
-        *("held-out error", "seconds"),
+    heads = [
+        *("block", "is now", "parameters before", "parameters after", "multiply-adds before", "multiply-adds after"),
+        *("predicted error", "held-out error", "seconds"),
     ]
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(report["base_model"])}, compressed by snnk</title>
-<style>{STYLE}</style></head><body>
-<h1>{escape(report["base_model"])}, compressed</h1>
-<p>{escape(sentence(report))}</p>
-{"".join(f"<p><b>Warning:</b> {escape(doubt)}.</p>" for doubt in report.get("warnings", ()))}
+    body = f"""<p>{escape(sentence(report))}</p>
+{warnings(report)}
 <div class="cards">{cards}</div>
+{LEGEND}
 {_served(report)}{lost(report)}
 <h2>The whole model, in parts of the original</h2>
 {overall}
@@ -97,14 +72,16 @@ def html(report: Mapping[str, Any]) -> str:
 <h2>Held-out error of each block</h2>
 {bars(names, [("error; the dashed line is 1, the error of a constant", NEW, errors)], [error_of(b) for b in blocks], 1)}
 {_distilled(report)}<h2>Blocks</h2>
-<div class="wide" tabindex="0" role="region" aria-label="blocks"><table class="blocks">{heading(table)}<tbody>
-{"".join(_row(block, planned[block["name"]]) for block in blocks)}</tbody></table></div>
+{table(heads, (_row(block, planned[block["name"]]) for block in blocks))}
 <h2>How it was made</h2>
-<table>{facts}</table>
-<h2>Words on this page</h2>
-<dl>{"".join(f"<dt>{word}</dt><dd>{meaning}</dd>" for word, meaning in WORDS.items())}</dl>
-</body></html>
-"""
+{facts(_facts(report))}
+{glossary({**COMMON, **WORDS, **(INT8 if "served" in report else {})})}"""
+    return page(f"{report['base_model']}, compressed by snnk", f"{report['base_model']}, compressed", body)
+
+
+def warnings(report: Mapping[str, Any]) -> str:
+    """The warnings of a report, as paragraphs."""
+    return "".join(f"<p><b>Warning:</b> {escape(doubt)}.</p>" for doubt in report.get("warnings", ()))
 
 
 def _served(report: Mapping[str, Any]) -> str:
@@ -127,7 +104,7 @@ def _distilled(report: Mapping[str, Any]) -> str:
         (title, colour, [(point["step"], point[name]) for point in found.curve if name in point])
         for name, (title, colour) in names.items()
     ]
-    picture = curve(series, "steps") if found.steps else ""
+    picture = lines(series, "steps", "distance to the original") if found.steps else ""
     return f"<h2>Distance to the original in the distillation</h2>\n<p>{escape(found)}</p>\n{picture}\n"
 
 
@@ -135,29 +112,22 @@ def lost(report: Mapping[str, Any]) -> str:
     """Figures of agreement of all sets of held-out inputs, each class, and the inputs that lost most."""
     sets = report["held_out"]
     titles = [figures.described(held) for held in sets]
-    rows = "".join(
-        f'<tr><th scope="row">{escape(line.name)}'
-        + (f"<small>{escape(line.meaning)}</small></th>" if line.meaning else "</th>")
-        + "".join(f"<td>{figures.shown(value)}</td>" for value in line.values)
-        + "</tr>\n"
-        for line in figures.lines(sets)
+    found = figures.lines(sets)
+    agreed = table(
+        ["agreement with the original", *titles],
+        ([line.name, *map(figures.shown, line.values)] for line in found),
+        (line.meaning for line in found),
     )
     parts = [
         f"""<h2>What was lost</h2>
 <p>Both models were run on inputs that nothing was fitted to. Compared: {escape(report["compared"])}.</p>
-<table>{heading(["agreement with the original", *titles])}<tbody>
-{rows}</tbody></table>
-"""
+{agreed}"""
     ]
     for held, title in zip(sets, titles, strict=True):
         if held["classes"]:
-            rows = "".join(
-                f'<tr><th scope="row">{escape(c["label"])}</th><td>{c["count"]:,}</td>'
-                f"<td>{figures.shown(c['same'])}</td></tr>\n"
-                for c in held["classes"]
-            )
-            head = heading(["class", "predicted by the original", "part of these with the same prediction"])
-            parts.append(f"<h3>Each class, {escape(title)}</h3>\n<table>{head}<tbody>\n{rows}</tbody></table>\n")
+            heads = ["class", "predicted by the original", "part of these with the same prediction"]
+            rows = ([c["label"], f"{c['count']:,}", figures.shown(c["same"])] for c in held["classes"])
+            parts.append(f"<h3>Each class, {escape(title)}</h3>\n{table(heads, rows)}")
         if held["worst"]:
             parts.append(f"<h3>The worst {len(held['worst'])} of {escape(title)}</h3>\n{_worst(held)}")
     return "".join(parts)
@@ -165,123 +135,20 @@ def lost(report: Mapping[str, Any]) -> str:
 
 def _worst(held: Mapping[str, Any]) -> str:
     both = any(case["before"] is not None for case in held["worst"])
-    rows = "".join(
-        f'<tr><td class="text">{escape(case["text"])}</td>'
-        + (f"<td>{_output(case['before'])}</td><td>{_output(case['after'])}</td>" if both else "")
-        + f"<td>{figures.shown(case['value'])}</td></tr>\n"
+    rows = (
+        [
+            case["text"],
+            *((_output(case["before"]), _output(case["after"])) if both else ()),
+            figures.shown(case["value"]),
+        ]
         for case in held["worst"]
     )
-    outputs = ["original", "compressed"] if both else []
-    return f"<table>{heading(['input', *outputs, figures.measure_of(held)])}<tbody>\n{rows}</tbody></table>\n"
-
-
-def heading(cells: Iterable[str]) -> str:
-    """The first row of a table."""
-    found = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in cells)
-    return f"<thead><tr>{found}</tr></thead>"
+    return table(["input", *(["original", "compressed"] if both else []), figures.measure_of(held)], rows)
 
 
 def _output(value: str | float | None) -> str:
     """A class, by name or number, or a single number."""
-    return figures.shown(value) if value is None or isinstance(value, float) else escape(value)
-
-
-def curve(series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], unit: str) -> str:
-    """An SVG of lines: per series (title, colour, points) one line through its points (x, y); y begins at 0.
-
-    Args:
-        series: the lines. The y of the last point of each is written beside it.
-        unit: what x counts, such as "steps".
-
-    Example:
-        >>> curve([("held out", "blue", [(0, 0.4), (10, 0.2), (20, 0.1)])], "steps").count("<polyline")
-        1
-    """
-    left, right, top, bottom = 60, 800, 26, 220
-    points = [point for *_, found in series for point in found]
-    last = max((x for x, _ in points), default=0) or 1
-    most = max((y for _, y in points), default=0) or 1
-    lines = [f"{title} from {found[0][1]:.4f} to {found[-1][1]:.4f}" for title, _, found in series if found]
-    what = f"{'; '.join(lines)}, in {last:,.0f} {unit}"
-    ends: list[tuple[float, float, str, float]] = []  # y and x of the last point, colour and value
-    parts = [
-        f'<div class="wide"><svg viewBox="0 0 900 250" role="img" aria-label="{escape(what)}" '
-        'font-family="sans-serif" font-size="15">'
-    ]
-    for part in (0, 0.5, 1):  # lines of equal height, and their values
-        y = bottom - (bottom - top) * part
-        parts.append(f'<line x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="{OLD}" stroke-width="0.5"/>')
-        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{GREY}">{most * part:.3g}</text>')
-    for part in (0, 0.5, 1):
-        x = left + (right - left) * part
-        text = f"{last * part:,.0f} {escape(unit)}"
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle" fill="{GREY}">{text}</text>')
-    for i, (title, colour, found) in enumerate(series):
-        parts.append(f'<rect x="{left + 180 * i}" y="3" width="12" height="12" fill="{colour}"/>')
-        parts.append(f'<text x="{left + 180 * i + 17}" y="14" fill="{GREY}">{escape(title)}</text>')
-        at = [(left + (right - left) * x / last, bottom - (bottom - top) * y / most) for x, y in found]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        if at:
-            ends.append((at[-1][1], at[-1][0], colour, found[-1][1]))
-    below = 0.0
-    for y, x, colour, value in sorted(ends):
-        below = max(y + 4, below + 16)  # one label above the other
-        parts.append(f'<text x="{x + 6:.1f}" y="{below:.1f}" fill="{colour}">{value:.4f}</text>')
-    return "".join([*parts, "</svg></div>"])
-
-
-def scatter(groups: Sequence[tuple[str, str, Sequence[tuple[str, float, float]]]], across: str, up: str) -> str:
-    """An SVG of named points: per group (title, colour, points) its points (name, x, y) and a line through them.
-
-    Args:
-        groups: the points; x begins at 0, and y a little below the lowest point.
-        across, up: what x and y are.
-
-    Example:
-        >>> picture = scatter([("ours", "blue", [("a", 1.0, 0.9), ("b", 2.0, 0.95)])], "ms", "cosine")
-        >>> picture.count("<circle"), picture.count("<polyline")
-        (2, 1)
-    """
-    left, right, top, bottom = 70, 780, 40, 330
-    found = [point for *_, points in groups for point in points]
-    most = max((x for _, x, _ in found), default=0) or 1
-    low, high = min((y for *_, y in found), default=0), max((y for *_, y in found), default=1)
-    room = 0.05 * (high - low) or 0.05 * abs(high) or 1
-    low, high = low - room, high + room
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        return left + (right - left) * x / most, bottom - (bottom - top) * (y - low) / (high - low)
-
-    named = "; ".join(f"{name}: {x:.4g}, {y:.4g}" for name, x, y in found)
-    parts = [
-        f'<div class="wide"><svg viewBox="0 0 960 380" role="img" aria-label="{escape(f"{across}, {up}: {named}")}" '
-        f'font-family="sans-serif" font-size="14"><text x="{left}" y="{top - 24}" fill="{GREY}">{escape(up)}</text>'
-        f'<text x="{right}" y="{bottom + 40}" text-anchor="end" fill="{GREY}">{escape(across)}</text>'
-    ]
-    for part in (0, 0.25, 0.5, 0.75, 1):
-        x, y = place(most * part, low + (high - low) * part)
-        parts.append(f'<line x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="{OLD}" stroke-width="0.5"/>')
-        value = low + (high - low) * part
-        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{GREY}">{value:.3f}</text>')
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle" fill="{GREY}">{most * part:.3g}</text>')
-    labels: list[tuple[float, float, str, str]] = []
-    for title, colour, points in groups:
-        at = [place(x, y) for _, x, y in sorted(points, key=lambda point: point[1:])]
-        if title and len(at) > 1:
-            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
-            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        for name, x, y in points:
-            across_at, up_at = place(x, y)
-            parts.append(f'<circle cx="{across_at:.1f}" cy="{up_at:.1f}" r="5" fill="{colour}"></circle>')
-            labels.append((up_at, across_at, name, colour))
-    written: list[tuple[float, float]] = []
-    for y, x, name, colour in sorted(labels):
-        while any(abs(y - other) < 15 and abs(x - far) < 8 * len(name) for other, far in written):
-            y += 5  # one label below the other
-        written.append((y, x))
-        parts.append(f'<text x="{x + 9:.1f}" y="{y + 5:.1f}" fill="{colour}">{escape(name)}</text>')
-    return "".join([*parts, "</svg></div>"])
+    return figures.shown(value) if value is None or isinstance(value, float) else value
 
 
 def _whole(report: Mapping[str, Any]) -> list[tuple[str, float, str]]:
@@ -299,13 +166,15 @@ def _whole(report: Mapping[str, Any]) -> list[tuple[str, float, str]]:
     return [(name, b / a, f"{b / a:.3f}") for name, a, b in pairs]
 
 
-def _row(done: Mapping[str, Any], planned: Mapping[str, Any]) -> str:
+def _row(done: Mapping[str, Any], planned: Mapping[str, Any]) -> list[str]:
     work = planned["multiply_adds_before"] if done["refused"] else planned["multiply_adds"]
-    predicted = "" if planned["predicted_error"] is None else f"{planned['predicted_error']:.4f}"
+    predicted = "-" if planned["predicted_error"] is None else f"{planned['predicted_error']:.4f}"
     numbers = [done["parameters_before"], done["parameters"], planned["multiply_adds_before"], work]
-    cells = [*(f"{n:,}" for n in numbers), predicted, error_of(done), f"{done['seconds']:.1f}"]
-    first = f'<th scope="row">{escape(done["name"])}</th><td class="left">{escape(what_of(done))}</td>'
-    return f"<tr>{first}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>\n"
+    return [
+        *(done["name"], what_of(done)),
+        *(f"{n:,}" for n in numbers),
+        *(predicted, error_of(done), f"{done['seconds']:.1f}"),
+    ]
 
 
 def _facts(report: Mapping[str, Any]) -> dict[str, str]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from snnk._html import GREY, NEW, OTHER, facts, glossary, page, scatter, table
 from snnk._text import html as escape
 from snnk.hf.compression import figures
-from snnk.hf.compression.bars import GREY, NEW
-from snnk.hf.compression.page import STYLE, heading, scatter
-from snnk.hf.serve.using import milliseconds
+from snnk.hf.compression.page import COMMON, LEGEND, warnings
+from snnk.hf.serve.using import INT8, milliseconds
 
 FORMAT = "snnk.Frontier/1"
-EXPORTED = "#c2571a"  # colour of exported models
+LOWER = ("KL divergence", "relative squared error", "perplexity")  # figures of which less is better
+STATIC = {
+    "with its tokenizer": "A static model, which has one vector per token and no layers: much faster, and much less "
+    "like the original. Its time includes that of its tokenizer.",
+}
 # The figure of the pictures is the first of these that all points have.
 MAIN = ("ten nearest in common", "same nearest", "same best", "Spearman", "same next token", "relative squared error")
 SHOWN = (
@@ -72,17 +76,10 @@ def html(report: Mapping[str, Any]) -> str:
         parts.append(f"<h2>{escape(found['inputs'])}</h2>\n")
         parts.append(scatter(groups, across, _words(key)))
     for part, held in enumerate(points[0]["held_out"]):
-        body = "".join(
-            f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>\n'
-            for name, *cells in rows(report, part)
-        )
-        parts.append(
-            f"<h2>Agreement with the original on {escape(figures.described(held))}</h2>\n"
-            f'<div class="wide" tabindex="0" role="region" aria-label="points"><table>{heading(headings(report, part))}'
-            f"<tbody>\n{body}</tbody></table></div>\n"
-        )
+        parts.append(f"<h2>Agreement with the original on {escape(figures.described(held))}</h2>\n")
+        parts.append(table(headings(report, part), rows(report, part)))
     found = report["latency"][0]
-    facts = {
+    measured = {
         "latency": f"medians in turns over {' and '.join(str(f['rounds']) for f in report['latency'])} rounds, by "
         f"{found['clock']} time on {found['threads']} thread(s); {found['processor']} ({found['instructions']})",
         "compared": report["compared"],
@@ -91,31 +88,23 @@ def html(report: Mapping[str, Any]) -> str:
         "settings": ", ".join(f"{name} {value}" for name, value in report["settings"].items() if value is not None),
         "versions": ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
     }
-    table = "".join(
-        f'<tr><th scope="row">{escape(name)}</th><td class="left">{escape(value)}</td></tr>\n'
-        for name, value in facts.items()
-    )
-    words = {key: figures.WORDS[key.rpartition(": ")[2]][1] for key in _shown(report, 0)}
-    meanings = "".join(f"<dt>{escape(_words(key))}</dt><dd>{escape(text)}</dd>" for key, text in words.items())
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)}</title>
-<style>{STYLE}</style></head><body>
-<h1>{escape(title)}</h1>
-<p>Each point is a model. The further left it is, the faster, and the higher, the closer to the original on inputs that
-nothing was fitted to. A line is what snnk makes of
-{escape(report["base_model"])}: blue in PyTorch, orange as it is exported.</p>
-{"".join(f"<p><b>Warning:</b> {escape(doubt)}.</p>" for doubt in report["warnings"])}
+    static = STATIC if any(point["form"] is None for point in points) else {}
+    meanings = {_words(key): figures.WORDS[key.rpartition(": ")[2]][1] for key in _shown(report, 0)}
+    better = "lower" if key.rpartition(": ")[2] in LOWER else "higher"
+    body = f"""<p>Each point is a model. The further left it is, the faster, and the {better}, the closer to the
+original on inputs that nothing was fitted to. A line joins what snnk makes of {escape(report["base_model"])}: blue in
+PyTorch, orange as it is exported.</p>
+{warnings(report)}
+{LEGEND}
 {"".join(parts)}<h2>How it was measured</h2>
-<table>{table}</table>
-<dl>{meanings}</dl>
-</body></html>
-"""
+{facts(measured)}
+{glossary({**COMMON, **meanings, **{word: INT8[word] for word in ("onnx, openvino", "int8")}, **static})}"""
+    return page(title, title, body)
 
 
 def _colours(points: Sequence[Mapping[str, Any]]) -> dict[str | None, str]:
     forms = dict.fromkeys(point["form"] for point in points)
-    return {form: NEW if form == "torch" else GREY if form is None else EXPORTED for form in forms}
+    return {form: NEW if form == "torch" else GREY if form is None else OTHER for form in forms}
 
 
 def _figures(point: Mapping[str, Any], part: int = 0) -> Mapping[str, float]:

@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from snnk._html import facts, glossary, page
 from snnk._text import html as escape
 from snnk._text import markdown, printable
 from snnk.hf.compression import figures
-from snnk.hf.compression.page import STYLE, lost
+from snnk.hf.compression.page import COMMON, LEGEND, lost, warnings
 from snnk.hf.compression.report import front_matter
-from snnk.hf.serve.using import cache_note, heads, loader, pictures, rows, shortened
+from snnk.hf.serve.using import INT8, cache_note, heads, loader, pictures, rows, shortened
 
 FORMAT = "snnk.ExportReport/1"
 RUNTIMES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO"}
@@ -78,7 +79,7 @@ report.html explains the figures and shows pictures, and report.json has all fig
 
 def html(report: Mapping[str, Any]) -> str:
     """The text of report.html, from the contents of report.json."""
-    facts = {
+    made = {
         "calibration": f"{report['calibration']['count']:,} {report['calibration']['kind']} of "
         f"{report['calibration']['file']}",
         "file": report["file"],
@@ -87,21 +88,14 @@ def html(report: Mapping[str, Any]) -> str:
         "settings": ", ".join(f"{key} {value}" for key, value in report["settings"].items() if value is not None),
         "versions": ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
     }
-    table = "".join(
-        f'<tr><th scope="row">{escape(key)}</th><td class="left">{escape(value)}</td></tr>\n'
-        for key, value in facts.items()
-    )
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(report["base_model"])}, exported by snnk</title>
-<style>{STYLE}</style></head><body>
-<h1>{escape(report["base_model"])}, exported</h1>
-<p>{escape(sentence(report))}</p>
-{"".join(f"<p><b>Warning:</b> {escape(doubt)}.</p>" for doubt in report["warnings"])}
+    words = {word: meaning for word, meaning in COMMON.items() if word != "keep"}  # nothing was compressed here
+    body = f"""<p>{escape(sentence(report))}</p>
+{warnings(report)}
+{LEGEND}
 <h2>Stages</h2>
 {pictures(report)}
 {lost(report)}
 <h2>How it was made</h2>
-<table>{table}</table>
-</body></html>
-"""
+{facts(made)}
+{glossary({**words, "calibration": "Unlabelled inputs, from which int8 takes its scales.", **INT8})}"""
+    return page(f"{report['base_model']}, exported by snnk", f"{report['base_model']}, exported", body)

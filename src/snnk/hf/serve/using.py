@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from snnk._html import NEW, bars
 from snnk.hf.compression import figures
-from snnk.hf.compression.bars import NEW, bars
 
 CACHE = {
     True: "The graph has a cache of keys and values: a new token is computed from the cache and itself.",
     False: "The graph has no cache of keys and values: each new token is computed from the whole text.",
+}
+INT8 = {  # words of pages on served models
+    "onnx, openvino": "The model as a graph for ONNX Runtime or OpenVINO, which serve models without PyTorch.",
+    "int8": "Weights and activations in 8 bits in place of 32. Static scales come from the calibration, dynamic ones "
+    "from each batch.",
+    "loss": "What a model loses against the original on held-out inputs: 1 - mean cosine for vectors, 1 - part of "
+    "equal predictions for classes, 1 - Spearman correlation for scores, the log of the ratio of perplexities for "
+    "decoders. 0 is best.",
 }
 OPTIMUM = {"onnx": ("optimum.onnxruntime", "ORTModel"), "openvino": ("optimum.intel", "OVModel")}
 HEADS = {
@@ -102,8 +110,10 @@ def pictures(report: Mapping[str, Any]) -> str:
     parts = []
     for i, title in enumerate(heads(report)[1:-1], 1):
         values = [0.0 if line[i] == "-" else float(line[i]) for line in lines]
-        parts.append(bars(names, [(title, NEW, values)], [line[i] for line in lines], values[0]))
+        key = f"{title}; the dashed line is the first"
+        parts.append(bars(names, [(key, NEW, values)], [line[i] for line in lines], values[0]))
     losses = [(stage["name"], stage["loss"]) for stage in stages if "loss" in stage]
     values = [value for _, value in losses]
-    parts.append(bars([n for n, _ in losses], [("loss", NEW, values)], [figures.shown(v) for v in values]))
+    title = "loss; the dashed line is 1"
+    parts.append(bars([n for n, _ in losses], [(title, NEW, values)], [figures.shown(v) for v in values], 1))
     return "\n".join(parts)

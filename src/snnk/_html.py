@@ -1,0 +1,384 @@
+"""Parts of the HTML pages that snnk writes: the shell with its style, tables, bars, charts of lines and of points.
+
+A page is one file that loads nothing else, has a dark form, and can be read on a screen of 400 pixels: bars are cells
+of tables; charts have places in percent and text in pixels, so that they shrink and their text does not; tables with
+many columns become lists. Every number of a chart is also text, for those who copy it or have it read aloud. All text
+arguments are plain text, which is escaped here; `body` and the return values are HTML.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from snnk._text import html as escape
+
+# Colours of what was there before, what is new, what is compared with it, and small print.
+OLD, NEW, OTHER, GREY = "var(--old)", "var(--new)", "var(--other)", "var(--grey)"
+HEIGHT = 240  # pixels of a chart
+NARROW, WIDE = 270, 700  # pixels of the width of a chart on small and large screens, between which labels have to fit
+LETTER, LINE = 7.5, 15  # pixels of a letter and of a line of a chart's text
+
+STYLE = """
+:root { color-scheme: light dark; --text: #1c2430; --back: #ffffff; --line: #d8dde4; --grey: #5b6472; --old: #8791a1;
+  --new: #1f6fb2; --other: #b04a12 }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e6e9ee; --back: #14181f; --line: #39414d; --grey: #a3acba; --old: #717d8e; --new: #5fa8e6;
+    --other: #f0935b } }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); max-width: 960px;
+  margin: 2em auto; padding: 0 1em; overflow-wrap: break-word }
+a { color: var(--new) } h1 { line-height: 1.2 } h2 { margin-top: 1.8em; font-size: 1.2em }
+dt { font-weight: bold } dd { margin: 0 0 .5em }
+.cards { display: flex; flex-wrap: wrap; gap: 1em; margin: 1.5em 0 }
+.cards div { flex: 1 1 130px; border: 1px solid var(--line); border-radius: 8px; padding: .8em 1em }
+.cards b { display: block; font-size: 1.35em } .cards span, small, caption, figcaption { color: var(--grey) }
+table { border-collapse: collapse; width: 100%; font-size: .9em; font-variant-numeric: tabular-nums }
+caption { text-align: left; padding-bottom: .4em } small { display: block }
+th, td { text-align: right; padding: .3em .6em; border-bottom: 1px solid var(--line); font-weight: normal }
+thead th { font-weight: bold; vertical-align: bottom }
+th:first-child, td.left { text-align: left; overflow-wrap: anywhere } tbody th { min-width: 6em }
+.bars th, .bars td { border: 0; padding: .1em .4em; width: 1% } .bars td:nth-child(2) { width: 98% }
+.bars td:last-child { text-align: left; white-space: nowrap; color: var(--grey) } .bars th { white-space: nowrap }
+.track { position: relative; border-left: 1px solid var(--grey) }
+.track i, .key { display: block; height: .8em; print-color-adjust: exact } .key { display: inline-block; width: .8em }
+.track u { position: absolute; top: -.35em; bottom: -.35em; border-left: 2px dashed var(--grey) }
+figure { margin: 1em 0; font-size: .9em }
+figure > svg { display: block; overflow: visible; font: 13px system-ui, sans-serif; height: 240px;
+  width: calc(100% - 104px); margin: 10px 56px 26px 48px }
+figure text { fill: var(--grey) } figure text.name { fill: var(--text) }
+.across { text-align: right } figure ol { columns: 20em 2; padding-left: 2.2em } figure li { break-inside: avoid }
+@media (max-width: 600px) {
+  .bars tr { display: grid; grid-template-columns: 1fr 6.5em; align-items: center } .bars td { width: auto }
+  .bars th { grid-column: 1 / 3; white-space: normal; width: auto } .bars td:last-child { white-space: normal }
+  .many thead { display: none } .many tr { display: block; padding: .6em 0; border-bottom: 1px solid var(--line) }
+  .many th { display: block; font-weight: bold } .many th, .many td { border: 0; padding: .1em 0 }
+  .many td { display: flex; justify-content: space-between; gap: 1em }
+  .many td::before { content: attr(data-head); text-align: left; color: var(--grey) }
+  figure tspan { display: none } }
+"""
+
+
+def page(title: str, heading: str, body: str) -> str:
+    """The text of a whole page.
+
+    Args:
+        title: the name of the window.
+        heading: the first line of the page.
+        body: HTML of the rest.
+
+    Example:
+        >>> "<h1>a &amp; b</h1>" in page("a and b", "a & b", "<p>text</p>")
+        True
+    """
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<style>{STYLE}</style></head><body>
+<h1>{escape(heading)}</h1>
+{body}
+</body></html>
+"""
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[str] = ()) -> str:
+    """A table; one with more than three columns becomes a list on a narrow screen.
+
+    Args:
+        heads: of the columns.
+        rows: cells, of which the first names the row.
+        notes: small print below the first cell of each row. Default: none.
+
+    Example:
+        >>> table(["block", "error"], [["a", "0.1"]]).count("<td")
+        1
+    """
+    below = iter(notes)
+    body = "".join(
+        f'<tr><th scope="row">{escape(name)}{_small(next(below, ""))}</th>'
+        + "".join(f'<td data-head="{escape(h)}">{escape(cell)}</td>' for h, cell in zip(heads[1:], cells, strict=True))
+        + "</tr>\n"
+        for name, *cells in rows
+    )
+    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in heads)
+    many = ' class="many"' if len(heads) > 3 else ""
+    return f"<table{many}><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>\n"
+
+
+def _small(note: str) -> str:
+    return f"<small>{escape(note)}</small>" if note else ""
+
+
+def facts(found: Mapping[str, str]) -> str:
+    """A table of names and sentences.
+
+    Example:
+        >>> facts({"seed": "0"}).count("<tr>")
+        1
+    """
+    rows = (
+        f'<tr><th scope="row">{escape(name)}</th><td class="left">{escape(value)}</td></tr>\n'
+        for name, value in found.items()
+    )
+    return f"<table><tbody>\n{''.join(rows)}</tbody></table>\n"
+
+
+def glossary(words: Mapping[str, str]) -> str:
+    """The section that explains the words of a page, which is named "words": `<a href="#words">` leads to it.
+
+    Example:
+        >>> glossary({"cosine": "Likeness of two vectors."}).count("<dt>")
+        1
+    """
+    meanings = "".join(f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>\n" for word, meaning in words.items())
+    return f'<h2 id="words">Words on this page</h2>\n<dl>\n{meanings}</dl>\n'
+
+
+def bars(
+    names: Sequence[str],
+    series: Sequence[tuple[str, str, Sequence[float]]],
+    labels: Sequence[str],
+    full: float | None = None,
+) -> str:
+    """A table of horizontal bars, which begin at 0: per name, one bar for each series, and a label.
+
+    Args:
+        names: of the rows.
+        series: (title, colour, values) of the bars; their titles are shown above.
+        labels: the text behind the bars of each row, which has the values for those who do not see the bars.
+        full: a value that is marked by a dashed line, and that the bars do not end before, such as 1 for errors.
+            Default: the largest value.
+
+    Example:
+        >>> bars(["a"], [("before", OLD, [4.0]), ("after", NEW, [1.0])], ["1"]).count("<i ")
+        2
+    """
+    most = max([full or 0.0, 1e-30, *(v for _, _, values in series for v in values)])
+    mark = "" if full is None else f'<u style="left: calc({100 * full / most:.2f}% - 1px)"></u>'
+    rows = []
+    for row, (name, label) in enumerate(zip(names, labels, strict=True)):
+        drawn = "".join(
+            f'<i style="width: {100 * values[row] / most:.2f}%; background: {colour}"></i>'
+            for _, colour, values in series
+        )
+        rows.append(
+            f'<tr><th scope="row">{escape(name)}</th><td aria-hidden="true"><div class="track">{drawn}{mark}</div></td>'
+            f"<td>{escape(label)}</td></tr>\n"
+        )
+    keys = _keys((title, colour) for title, colour, _ in series)
+    return f'<table class="bars"><caption>{keys}</caption><tbody>\n{"".join(rows)}</tbody></table>\n'
+
+
+def lines(series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], across: str, up: str) -> str:
+    """A chart of lines through points; both axes begin at 0, and a table below it has all points.
+
+    Args:
+        series: (title, colour, points), where a point is (x, y). The y of the last point of each is written beside it.
+        across, up: what x and y are, such as "steps" and "distance".
+
+    Example:
+        >>> lines([("held out", NEW, [(0, 0.4), (10, 0.2), (20, 0.1)])], "steps", "distance").count('class="drawn"')
+        2
+    """
+    series = [(title, colour, points) for title, colour, points in series if points]
+    right = ticks(0, max((x for *_, points in series for x, _ in points), default=1))
+    top = ticks(0, max((y for *_, points in series for _, y in points), default=1))
+    drawn, ends = [], []
+    for _, colour, points in series:
+        at = [(_percent(x, right), _percent(y, top)) for x, y in points]
+        drawn.append(_path(at, colour))
+        ends.append((HEIGHT * (1 - at[-1][1] / 100), at[-1][0], points[-1][1]))
+    below = -math.inf
+    for y, x, value in sorted(ends):
+        below = max(y, below + LINE)  # one label below the other
+        drawn.append(f'<text class="name" x="{x:.2f}%" y="{below:.1f}" dx="6" dy="4">{_four(value)}</text>')
+    said = [f"{title} from {_four(found[0][1])} to {_four(found[-1][1])}" for title, _, found in series]
+    xs = sorted({x for *_, points in series for x, _ in points})
+    found = [dict(points) for *_, points in series]
+    rows = ([f"{x:,g}", *(_four(own[x]) if x in own else "-" for own in found)] for x in xs)
+    numbers = table([across, *(title for title, *_ in series)], rows)
+    keys = _keys((title, colour) for title, colour, _ in series)
+    below_it = f"<details><summary>The numbers of this picture</summary>\n{numbers}</details>"
+    return _chart("; ".join(said), keys, "".join(drawn), right, top, across, up, below_it)
+
+
+def scatter(groups: Sequence[tuple[str, str, Sequence[tuple[str, float, float]]]], across: str, up: str) -> str:
+    """A chart of named points, with a numbered list of them below it; a line joins the points of a group.
+
+    x begins at 0. The axis of y covers a tenth of the largest value at least, so that small differences look small; if
+    it does not begin at 0, a sentence says so.
+
+    Args:
+        groups: (title, colour, points), where a point is (name, x, y); a group without a title has no line.
+        across, up: what x and y are.
+
+    Example:
+        >>> picture = scatter([("ours", NEW, [("a", 1.0, 0.9), ("b", 2.0, 0.95)])], "milliseconds", "cosine")
+        >>> picture.count("<circle"), picture.count("<li>"), "begins at 0.85" in picture
+        (2, 2, True)
+    """
+    points = [(point, colour) for _, colour, own in groups for point in own]
+    high = max((y for (*_, y), _ in points), default=1)
+    low = min([y for (*_, y), _ in points] + [high - 0.1 * abs(high)])
+    right, top = ticks(0, max((x for (_, x, _), _ in points), default=1)), ticks(low, high)
+    drawn = [
+        _path([(_percent(x, right), _percent(y, top)) for _, x, y in sorted(own, key=lambda point: point[1:])], colour)
+        for title, colour, own in groups
+        if title
+    ]
+    places = []
+    for number, ((name, x, y), colour) in enumerate(points, 1):
+        left, height = _percent(x, right), _percent(y, top)
+        drawn.append(f'<circle cx="{left:.2f}%" cy="{100 - height:.2f}%" r="5" fill="{colour}"/>')
+        places.append((HEIGHT * (1 - height / 100), left, number, name))
+    taken: list[tuple[float, float, str]] = []
+    for y, x, number, name in sorted(places):
+        while any(abs(y - other) < LINE and _meet(x, name, far, own) for other, far, own in taken):
+            y += LINE / 3  # one label below the other
+        taken.append((y, x, name))
+        end = ' text-anchor="end" dx="-9"' if _leftwards(x) else ' dx="9"'
+        drawn.append(
+            f'<text class="name" x="{x:.2f}%" y="{y:.1f}" dy="4"{end}>{number}<tspan> {escape(name)}</tspan></text>'
+        )
+    said = "; ".join(f"{name}: {x:.4g}, {_four(y)}" for (name, x, y), _ in points)
+    listed = "".join(
+        f'<li><span class="key" style="background: {colour}"></span> {escape(name)}: {x:.4g}, {_four(y)}</li>'
+        for (name, x, y), colour in points
+    )
+    note = "" if top[0] == 0 else f"<p>The vertical axis begins at {top[0]:g}, not at 0.</p>"
+    below = f"{note}\n<ol>{listed}</ol>"
+    keys = _keys((title, colour) for title, colour, own in groups if title and own)
+    return _chart(f"{across}, {up}: {said}", keys, "".join(drawn), right, top, across, up, below)
+
+
+def diagonal(
+    points: Sequence[tuple[float, float, float, float]],
+    across: str,
+    up: str,
+    ends: tuple[float, float] | None = None,
+    title: str = "",
+) -> str:
+    """A chart of points and of the dashed line on which both values are equal.
+
+    Args:
+        points: (x, y, low, high): a point, and the ends of the line through it, which may be y itself.
+        across, up: what x and y are, such as "predicted" and "observed".
+        ends: of both axes. Default: those of the points; if these do not begin at 0, a sentence says so.
+        title: what a point and its line are.
+
+    Example:
+        >>> picture = diagonal([(0.2, 0.25, 0.2, 0.3), (0.8, 0.7, 0.6, 0.9)], "predicted", "observed", (0, 1))
+        >>> picture.count("<circle"), picture.count("<line class")
+        (2, 3)
+    """
+    least, most = ends or (min(min(p) for p in points), max(max(p) for p in points))
+    if not most - least > 1e-9 * max(abs(least), abs(most)):  # one value only, up to rounding
+        least, most = least - (abs(least) or 1), most + (abs(most) or 1)
+    axis = ticks(least, most)
+    drawn = [
+        '<line class="drawn" x1="0" y1="100%" x2="100%" y2="0" stroke="var(--old)" stroke-width="2" '
+        'stroke-dasharray="6 5"/>'
+    ]
+    for x, y, low, high in points:
+        left, at, bottom, top = (_percent(value, axis) for value in (x, y, low, high))
+        drawn.append(
+            f'<line class="drawn" x1="{left:.2f}%" y1="{100 - bottom:.2f}%" x2="{left:.2f}%" y2="{100 - top:.2f}%" '
+            f'stroke="{NEW}" stroke-width="2"/>'
+            f'<circle cx="{left:.2f}%" cy="{100 - at:.2f}%" r="5" fill="{NEW}"/>'
+        )
+    said = "; ".join(f"{across} {x:.4g}, {up} {y:.4g}" for x, y, *_ in points)
+    note = "" if axis[0] == 0 else f"<p>Both axes begin at {axis[0]:,g}, not at 0.</p>"
+    keys = _keys([(title or up, NEW), (f"{up} = {across}", OLD)])
+    return _chart(said, keys, "".join(drawn), axis, axis, across, up, note)
+
+
+def ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Round values from below `low` to above `high`, at most `most` steps apart.
+
+    Example:
+        >>> ticks(0, 0.43), ticks(0.86, 1.0), ticks(0, 0)
+        ([0.0, 0.1, 0.2, 0.3, 0.4, 0.5], [0.85, 0.9, 0.95, 1.0], [0.0, 1.0])
+    """
+    if not high > low:
+        high = low + 1
+        most = 1
+    small = 10 ** math.floor(math.log10((high - low) / most))
+    for step in (factor * small for factor in (1, 2, 5, 10, 20)):
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        if last - first <= most:
+            break
+    return [float(f"{k * step:.12g}") for k in range(first, last + 1)]
+
+
+def _chart(
+    said: str,
+    keys: str,
+    drawn: str,
+    right: Sequence[float],
+    top: Sequence[float],
+    across: str,
+    up: str,
+    below: str,
+) -> str:
+    """A figure: its legend, what is drawn over the lines of its axes, and the numbers below it."""
+    axes = [
+        f'<line x1="0" x2="100%" y1="{y:.2f}%" y2="{y:.2f}%" stroke="var(--line)"/>'
+        f'<text x="0" y="{y:.2f}%" dx="-8" dy="4" text-anchor="end">{value:,.6g}</text>'
+        for value in top
+        for y in [100 - _percent(value, top)]
+    ]
+    axes += [
+        f'<text x="{_percent(value, right):.2f}%" y="100%" dy="20" text-anchor="middle">{value:,.6g}</text>'
+        for value in right
+    ]
+    return (
+        f'<figure><figcaption>{keys}</figcaption><div>{escape(up)} &uarr;</div><svg role="img" '
+        f'aria-label="{escape(said)}">{"".join(axes)}{drawn}</svg><div class="across">{escape(across)} &rarr;</div>'
+        f"{below}</figure>\n"
+    )
+
+
+def _path(at: Sequence[tuple[float, float]], colour: str) -> str:
+    """Lines from each place to the next, in percent of the chart, from its lower left corner."""
+    return "".join(
+        f'<line class="drawn" x1="{x:.2f}%" y1="{100 - y:.2f}%" x2="{to:.2f}%" y2="{100 - top:.2f}%" '
+        f'stroke="{colour}" stroke-width="2"/>'
+        for (x, y), (to, top) in pairwise(at)
+    )
+
+
+def _percent(value: float, axis: Sequence[float]) -> float:
+    return 100 * (value - axis[0]) / (axis[-1] - axis[0])
+
+
+def _leftwards(x: float) -> bool:
+    """Whether the label of a point is on its left, as there is no room on its right."""
+    return x > 55
+
+
+def _meet(x: float, name: str, other: float, own: str) -> bool:
+    """Whether two labels at the same height would cover each other, on a narrow screen without names or on a wide one.
+
+    The places are in percent of the width. A label begins beside its point, with the number of the point.
+    """
+
+    def covered(width: float, room: float, length: float) -> tuple[float, float]:
+        at = width / 100 * room
+        return (at - 9 - length, at + 5) if _leftwards(room) else (at - 5, at + 9 + length)
+
+    for width, lengths in ((NARROW, (0, 0)), (WIDE, (len(name), len(own)))):
+        (a, b), (c, d) = (
+            covered(width, place, LETTER * (2 + long)) for place, long in zip((x, other), lengths, strict=True)
+        )
+        if a < d and c < b:
+            return True
+    return False
+
+
+def _keys(found: Iterable[tuple[str, str]]) -> str:
+    return " &nbsp; ".join(f'<span class="key" style="background: {c}"></span> {escape(title)}' for title, c in found)
+
+
+def _four(value: float) -> str:
+    """Four decimals, or three digits of a small value."""
+    return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.2e}"

@@ -1,0 +1,248 @@
+r"""Probabilities from the scores of a classifier, and measures of how good probabilities are.
+
+    P(class c | scores s) = exp(a s_c + b_c) / sum_j exp(a s_j + b_j),    a >= 0
+
+One scale a and one offset b_c per class maximise the likelihood of rows that did not determine the scores (Platt
+scaling for several classes). The problem is convex, so that Newton's method finds its only optimum in a few steps. A
+small penalty keeps all parameters finite where the scores separate the classes, or where a class has no row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from snnk import _checks
+from snnk.tabular.scaling import LARGEST
+
+F64 = torch.float64
+PENALTY = 1e-2  # times half the squared parameters, in rows of weight 1 and scores of mean square 1
+STEPS = 100  # Newton needs about ten; damping on separable classes takes a few more
+PRECISION = 1e-12  # of the log-likelihood per row, at which the steps end
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """softmax(scale * scores + offset), which turns scores of classes into probabilities.
+
+    Args:
+        scale: a number >= 0 that all scores are multiplied by.
+        offset: one number per class.
+
+    Example:
+        >>> scores = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+        >>> calibration = Calibration.fit(scores, torch.tensor([0, 1, 0, 1, 1]))
+        >>> [round(p, 2) for p in calibration.probabilities(scores[0:1])[0].tolist()]
+        [0.67, 0.33]
+    """
+
+    scale: float
+    offset: tuple[float, ...]
+
+    @classmethod
+    def fit(cls, scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> Calibration:
+        """The calibration of largest likelihood.
+
+        Args:
+            scores: (n, k), from a model that has not seen these rows.
+            labels: (n,) indices of classes below k, or (n, k) probabilities of the classes.
+            weight: (n,) >= 0; only their ratios count. Default: every row counts once.
+        """
+        scores = _matrix(scores, "scores")
+        n, k = scores.shape
+        target = _targets(labels, n, k)
+        weight = _weights(weight, n, scores)
+        z = _differences(scores)
+        top = z.abs().max()
+        # The largest value goes first, so that squares neither overflow nor vanish.
+        z = z / top if top > 0 else z
+        spread = float((weight @ z.square()).mean() / n) ** 0.5 or 1.0
+        z = z / spread
+        found = _newton(z, target, weight, scaled=True)
+        if found[0] < 0:  # a convex function whose optimum is at a < 0 has its least value for a >= 0 at a = 0
+            found = _newton(z, target, weight, scaled=False)
+        unit = spread * float(top) or 1.0
+        scale = min(float(found[0]) / unit, LARGEST)
+        return cls(scale, tuple(found[1:].tolist()))
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """Probabilities (n, k), float64, of scores (n, k)."""
+        scores = _matrix(scores, "scores")
+        if scores.shape[1] != len(self.offset):
+            raise ValueError(f"scores must have one column for each of {len(self.offset)} classes; got {scores.shape}")
+        scaled = (_differences(scores) * self.scale).clamp_min(-LARGEST)
+        return torch.softmax(scaled + scores.new_tensor(self.offset), 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The calibration as JSON holds it."""
+        stored = asdict(self)
+        return {**stored, "offset": list(self.offset)}
+
+    @classmethod
+    def from_dict(cls, stored: Any) -> Calibration:
+        """A calibration from a file; every key and every type is checked."""
+        if not isinstance(stored, dict) or set(stored) != {"scale", "offset"}:
+            raise ValueError(f"a calibration must have scale and offset; got {_short(stored)}")
+        scale, offset = stored["scale"], stored["offset"]
+        if not _checks.is_number(scale) or not 0 <= scale <= LARGEST:
+            raise ValueError(f"the scale of a calibration must be a finite number >= 0; got {_short(scale)}")
+        numbers = isinstance(offset, list) and all(_checks.is_number(b) and abs(b) <= LARGEST for b in offset)
+        if not numbers or len(offset) < 2:
+            raise ValueError(
+                f"the offset of a calibration must be a list of a finite number per class; got {_short(offset)}"
+            )
+        return cls(float(scale), tuple(map(float, offset)))
+
+
+def log_loss(probabilities: Tensor, labels: Tensor, weight: Tensor | None = None) -> float:
+    """Mean of -log of the probabilities (n, k) of the true classes (n,); a probability of 0 counts as 2e-16.
+
+    Example:
+        >>> round(log_loss(torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([0, 1])), 4)
+        0.4904
+    """
+    p = _matrix(probabilities, "probabilities")
+    index, weight = _indices(labels, *p.shape), _weights(weight, len(p), p)
+    found = p.gather(1, index[:, None])[:, 0].clamp(torch.finfo(F64).eps, 1.0)
+    return -float(weight @ found.log()) / len(p)
+
+
+def roc_auc(probabilities: Tensor, labels: Tensor) -> float | None:
+    """Area under the ROC curve of probabilities (n, k) for the true classes (n,); None if only one class is present.
+
+    Two classes have one curve, that of the second class. More classes have one curve each, against all others; the
+    result is the mean over the classes that are present.
+
+    Example:
+        >>> roc_auc(torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3]]), torch.tensor([0, 1, 1]))
+        1.0
+    """
+    p = _matrix(probabilities, "probabilities")
+    index = _indices(labels, *p.shape)
+    present = index.unique().tolist()
+    if len(present) < 2:
+        return None
+    areas = [_area(p[:, c], index == c) for c in (present if p.shape[1] > 2 else [1])]
+    return sum(areas) / len(areas)
+
+
+def _area(values: Tensor, positive: Tensor) -> float:
+    """The share of pairs of a positive and a negative row that `values` (n,) has in order; a tie counts half."""
+    _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
+    counts = counts.to(F64)
+    ranks = (counts.cumsum(0) - (counts - 1) / 2)[inverse]
+    up, down = int(positive.sum()), int((~positive).sum())
+    return (float(ranks[positive].sum()) - up * (up + 1) / 2) / (up * down)
+
+
+def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 10) -> float:
+    """Mean distance between the largest probability of a row and how often that class is the true one.
+
+    Args:
+        probabilities: (n, k).
+        labels: (n,) indices of the true classes.
+        bins: number of intervals of equal width from 0 to 1. Rows whose largest probability is in one interval are
+            taken together, and intervals count by their rows.
+
+    Example:
+        >>> round(expected_calibration_error(torch.tensor([[0.8, 0.2]] * 4), torch.tensor([0, 0, 0, 1])), 4)
+        0.05
+    """
+    p = _matrix(probabilities, "probabilities")
+    bins = _checks.positive_int(bins, "bins")
+    confidence, best = p.max(1)
+    right = (best == _indices(labels, *p.shape)).to(F64)
+    bin_of = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    gaps = torch.zeros(bins, dtype=F64, device=p.device).index_add_(0, bin_of, confidence - right)
+    return float(gaps.abs().sum()) / len(p)
+
+
+def _newton(z: Tensor, target: Tensor, weight: Tensor, *, scaled: bool) -> Tensor:
+    """Scale and offsets (1 + k,) of largest likelihood; the scale stays 0 unless `scaled`."""
+    k = z.shape[1]
+    theta = z.new_zeros(1 + k)
+    total = target.sum(1) * weight
+
+    def loss(theta: Tensor) -> Tensor:
+        logits = theta[0] * z + theta[1:]
+        return total @ logits.logsumexp(1) - weight @ (target * logits).sum(1) + PENALTY / 2 * theta @ theta
+
+    value = loss(theta)
+    for _ in range(STEPS):
+        p = torch.softmax(theta[0] * z + theta[1:], 1)
+        missed = p * total[:, None] - target * weight[:, None]
+        gradient = torch.cat([(missed * z).sum()[None], missed.sum(0)]) + PENALTY * theta
+        centred = z - (p * z).sum(1, keepdim=True)
+        weighted = p * total[:, None]
+        cross = (weighted * centred).sum(0)
+        hessian = PENALTY * torch.eye(1 + k, dtype=F64, device=z.device)
+        hessian[0, 0] += (weighted * centred.square()).sum()
+        hessian[0, 1:] += cross
+        hessian[1:, 0] += cross
+        hessian[1:, 1:] += torch.diag(weighted.sum(0)) - weighted.T @ p
+        if not scaled:
+            gradient[0], hessian[0, 1:], hessian[1:, 0] = 0.0, 0.0, 0.0
+        step = torch.linalg.solve(hessian, gradient)
+        decrease, length = float(gradient @ step), 1.0
+        if decrease <= PRECISION * len(z):
+            break
+        while (new := loss(theta - length * step)) > value - length * decrease / 4 and length > 1e-10:
+            length /= 2
+        theta, value = theta - length * step, new
+    return theta
+
+
+def _differences(scores: Tensor) -> Tensor:
+    """Scores (n, k) minus the largest of their row: softmax has the same value, and nothing overflows."""
+    return (scores - scores.max(1, keepdim=True).values).clamp_min(-LARGEST)
+
+
+def _matrix(x: Tensor, name: str) -> Tensor:
+    """A finite matrix (n, k) in float64, of at least one row and two columns."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError(f"{name} must be a floating tensor; got {x.dtype if isinstance(x, Tensor) else type(x)}")
+    if x.ndim != 2 or not len(x) or x.shape[1] < 2:
+        raise ValueError(f"{name} must be (n, k), with a row and two classes at least; got {tuple(x.shape)}")
+    return _checks.finite(x.detach(), name).to(F64)
+
+
+def _indices(labels: Tensor, n: int, k: int) -> Tensor:
+    """Indices of classes (n,), int64 and below k."""
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
+        kind = labels.dtype if isinstance(labels, Tensor) else type(labels)
+        raise TypeError(f"labels must be a tensor of indices of classes; got {kind}. Convert it with .long()")
+    if labels.shape != (n,) or int(labels.min()) < 0 or int(labels.max()) >= k:
+        found = f"shape {tuple(labels.shape)}" if labels.shape != (n,) else f"{int(labels.min())} to {labels.max()}"
+        raise ValueError(f"labels must be ({n},) indices from 0 to {k - 1}; got {found}")
+    return labels.long()
+
+
+def _targets(labels: Tensor, n: int, k: int) -> Tensor:
+    """Probabilities of the classes (n, k), float64, from indices (n,) or from themselves."""
+    if not isinstance(labels, Tensor) or labels.ndim != 2:
+        return torch.nn.functional.one_hot(_indices(labels, n, k), k).to(F64)
+    target = _matrix(labels, "labels")
+    if target.shape != (n, k) or bool((target < 0).any()):
+        raise ValueError(f"labels must be ({n},) indices or ({n}, {k}) probabilities; got {tuple(labels.shape)}")
+    return target
+
+
+def _weights(weight: Tensor | None, n: int, like: Tensor) -> Tensor:
+    """Weights (n,) in float64 with the sum n."""
+    if weight is None:
+        return torch.ones(n, dtype=F64, device=like.device)
+    if not isinstance(weight, Tensor) or weight.shape != (n,):
+        raise ValueError(f"weight must be a tensor ({n},); got {getattr(weight, 'shape', type(weight))}")
+    weight = _checks.finite(weight.detach(), "weight").to(like)
+    if bool((weight < 0).any()) or not bool((weight > 0).any()):
+        raise ValueError(f"weight must be >= 0, and above 0 for some row; got {float(weight.min()):g} at least")
+    weight = weight / weight.max()
+    return weight * (n / weight.sum())
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

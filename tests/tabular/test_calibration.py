@@ -1,0 +1,196 @@
+"""Scores become probabilities; their measures are those of scikit-learn."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from sklearn import metrics
+
+from snnk.tabular.calibration import PENALTY, Calibration, expected_calibration_error, log_loss, roc_auc
+
+
+def make_scores(n=400, k=3, seed=0):
+    """Scores whose true probabilities are softmax(2 scores + offset), and classes drawn from them."""
+    rng = np.random.default_rng(seed)
+    scores = rng.normal(size=(n, k))
+    p = torch.softmax(torch.tensor(2 * scores + np.linspace(-1, 1, k)), 1)
+    labels = (p.cumsum(1) < torch.tensor(rng.random((n, 1)))).sum(1).clamp(max=k - 1)
+    return torch.tensor(scores), labels, p
+
+
+@pytest.mark.parametrize("k", [2, 4])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_fit_is_the_optimum_that_scipy_finds(k, weighted):
+    scores, labels, _ = make_scores(k=k)
+    weight = torch.arange(1.0, 401.0) if weighted else None
+    found = Calibration.fit(scores, labels, weight)
+    w = torch.ones(400).double() if weight is None else weight.double() / weight.mean()
+    z = scores - scores.max(1, keepdim=True).values
+    unit = float((w @ z.square()).mean() / 400) ** 0.5
+
+    def loss(theta):
+        logits = theta[0] / unit * scores.numpy() + theta[1:]
+        chosen = torch.log_softmax(torch.tensor(logits), 1)[torch.arange(400), labels]
+        return -float(w @ chosen) + PENALTY / 2 * float(theta @ theta)
+
+    best = minimize(loss, np.zeros(1 + k), method="BFGS", options={"gtol": 1e-4})
+    np.testing.assert_allclose([found.scale, *found.offset], [best.x[0] / unit, *best.x[1:]], atol=1e-4)
+
+
+def test_fit_recovers_the_probabilities_that_drew_the_classes():
+    scores, labels, p = make_scores(20_000)
+    found = Calibration.fit(scores, labels)
+    assert found.scale == pytest.approx(2, abs=0.1)  # the standard error is 0.02
+    np.testing.assert_allclose(np.diff(found.offset), [1, 1], atol=0.15)
+    assert float((found.probabilities(scores) - p).abs().max()) < 0.03
+    assert expected_calibration_error(found.probabilities(scores), labels) < 0.02
+    raw = torch.softmax(10 * scores, 1)
+    assert expected_calibration_error(raw, labels) > 0.1  # scores that are sharper than the truth
+
+
+def test_units_and_common_shifts_of_scores_do_not_matter():
+    scores, labels, _ = make_scores()
+    expected = Calibration.fit(scores, labels).probabilities(scores)
+    shift = torch.linspace(-3, 3, 400).double()[:, None]
+    for factor in (2.0**-900, 2.0**-30, 2.0**900):
+        found = Calibration.fit(scores * factor, labels).probabilities(scores * factor)
+        np.testing.assert_allclose(found, expected, atol=1e-10)
+    np.testing.assert_allclose(Calibration.fit(scores + shift, labels).probabilities(scores), expected, atol=1e-8)
+    weight = torch.full((400,), 1e-300, dtype=torch.float64)
+    np.testing.assert_allclose(Calibration.fit(scores, labels, weight).probabilities(scores), expected, atol=1e-10)
+
+
+def test_weights_are_repetitions():
+    scores, labels, _ = make_scores(60)
+    times = torch.arange(60) % 3 + 1  # of mean 2, so that the penalty counts the same rows if it is given per row
+    weighted = Calibration.fit(scores, labels, times.double())
+    repeated = Calibration.fit(scores.repeat_interleave(times, 0), labels.repeat_interleave(times))
+    np.testing.assert_allclose(weighted.probabilities(scores), repeated.probabilities(scores), atol=2e-3)
+    some = Calibration.fit(scores, labels, (times < 3).double())
+    alone = Calibration.fit(scores[times < 3], labels[times < 3])
+    np.testing.assert_allclose(some.probabilities(scores), alone.probabilities(scores), atol=2e-3)
+
+
+def test_probabilities_as_labels():
+    scores, labels, p = make_scores()
+    one_hot = torch.eye(3).double()[labels]
+    assert Calibration.fit(scores, one_hot) == Calibration.fit(scores, labels)
+    assert Calibration.fit(scores, p).scale == pytest.approx(2, rel=1e-3)
+
+
+def test_separable_missing_and_misleading_classes():
+    scores = torch.eye(3).double().repeat(20, 1)
+    labels = torch.arange(3).repeat(20)
+    separated = Calibration.fit(scores, labels)
+    assert np.isfinite([separated.scale, *separated.offset]).all()
+    assert float(separated.probabilities(scores).max()) < 1
+    assert log_loss(separated.probabilities(scores), labels) < 0.01
+    two = labels < 2
+    missing = Calibration.fit(0 * scores[two], labels[two])
+    assert 0 < float(missing.probabilities(torch.zeros(1, 3))[0, 2]) < 0.01
+    mirrored = Calibration.fit(-scores, labels)  # the best scale would be negative
+    assert mirrored.scale == 0
+    np.testing.assert_allclose(mirrored.probabilities(scores), np.full((60, 3), 1 / 3), atol=1e-9)
+    constant = Calibration.fit(torch.zeros(50, 2), (torch.arange(50) < 10).long())
+    np.testing.assert_allclose(constant.probabilities(torch.zeros(1, 2)), [[0.8, 0.2]], atol=1e-3)
+
+
+def test_scores_of_any_size_have_probabilities():
+    found = Calibration(1e300, (0.0, 1.0)).probabilities(
+        torch.tensor([[1e308, -1e308], [0.0, 0.0]], dtype=torch.float64)
+    )
+    np.testing.assert_allclose(found, [[1, 0], [0.26894142, 0.73105858]])
+    flat = Calibration(0.0, (0.0, 0.0)).probabilities(torch.tensor([[1e308, -1e308]], dtype=torch.float64))
+    np.testing.assert_allclose(flat, [[0.5, 0.5]])
+    tiny = torch.tensor([[1e-320, 0.0], [0.0, 1e-320]], dtype=torch.float64)
+    assert Calibration.fit(tiny, torch.tensor([0, 1])).scale < np.inf
+
+
+def test_round_trip():
+    calibration = Calibration.fit(*make_scores()[:2])
+    assert Calibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ([1], "must have scale and offset"),
+        ({"scale": 1.0}, "must have scale and offset"),
+        ({"scale": 1.0, "offset": [0.0, 0.0], "more": 1}, "must have scale and offset"),
+        ({"scale": -1.0, "offset": [0.0, 0.0]}, "scale of a calibration must be a finite number >= 0; got -1.0"),
+        ({"scale": True, "offset": [0.0, 0.0]}, "got True"),
+        ({"scale": float("nan"), "offset": [0.0, 0.0]}, "got nan"),
+        ({"scale": 1.0, "offset": [0.0]}, "offset of a calibration must be a list"),
+        ({"scale": 1.0, "offset": 0.0}, "offset of a calibration must be a list"),
+        ({"scale": 1.0, "offset": [0.0, "1"]}, "offset of a calibration must be a list"),
+        ({"scale": 1.0, "offset": [0.0, float("inf")]}, "offset of a calibration must be a list"),
+    ],
+)
+def test_a_damaged_file_is_refused(stored, message):
+    with pytest.raises(ValueError, match=message):
+        Calibration.from_dict(stored)
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_measures_are_those_of_scikit_learn(k):
+    _, labels, p = make_scores(k=k)
+    p = (p * 8).round().clamp(1) / 8  # many ties
+    p = p / p.sum(1, keepdim=True)
+    weight = torch.arange(400.0)
+    assert log_loss(p, labels) == pytest.approx(metrics.log_loss(labels, p), abs=1e-12)
+    assert log_loss(p, labels, weight) == pytest.approx(metrics.log_loss(labels, p, sample_weight=weight), abs=1e-10)
+    area = metrics.roc_auc_score(labels, p[:, 1] if k == 2 else p, multi_class="ovr", average="macro")
+    assert roc_auc(p, labels) == pytest.approx(area, abs=1e-12)
+
+
+def test_log_loss_of_a_class_taken_for_impossible():
+    p = torch.tensor([[1.0, 0.0]]).double()
+    assert log_loss(p, torch.tensor([1])) == pytest.approx(-np.log(np.finfo(float).eps))
+
+
+def test_area_of_the_classes_that_are_present():
+    p = torch.tensor([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.8, 0.1]])
+    assert roc_auc(p, torch.tensor([0, 0, 0])) is None
+    assert roc_auc(p[:, :2], torch.tensor([1, 1, 1])) is None
+    # Class 0 against class 1: one pair of two is in order; class 1 against class 0: one of two as well.
+    assert roc_auc(p, torch.tensor([0, 1, 0])) == 0.5
+
+
+def test_expected_calibration_error_by_hand():
+    p = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.35, 0.65]])
+    # The first bin is right once of twice at 0.9. The second has the mean 0.625 and is right once of twice.
+    assert expected_calibration_error(p, torch.tensor([0, 1, 1, 0])) == pytest.approx((0.4 + 0.125) / 2)
+    # One bin: confidence 3.05 / 4 and accuracy 1 / 2.
+    assert expected_calibration_error(p, torch.tensor([0, 1, 1, 0]), bins=1) == pytest.approx(3.05 / 4 - 0.5)
+    assert expected_calibration_error(torch.eye(2), torch.tensor([0, 1])) == 0
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "weight", "kind", "message"),
+    [
+        (torch.zeros(3), torch.zeros(3).long(), None, ValueError, r"must be \(n, k\)"),
+        (torch.zeros(0, 2), torch.zeros(0).long(), None, ValueError, "a row and two classes at least"),
+        (torch.zeros(3, 1), torch.zeros(3).long(), None, ValueError, "a row and two classes at least"),
+        (torch.zeros(3, 2).long(), torch.zeros(3).long(), None, TypeError, "must be a floating tensor; got torch.int"),
+        (torch.full((3, 2), torch.nan), torch.zeros(3).long(), None, ValueError, "6 NaN or infinite"),
+        (torch.zeros(3, 2), torch.zeros(2).long(), None, ValueError, r"from 0 to 1; got shape \(2,\)"),
+        (torch.zeros(3, 2), torch.tensor([0, 1, 2]), None, ValueError, "from 0 to 1; got 0 to 2"),
+        (torch.zeros(3, 2), torch.zeros(3), None, TypeError, r"Convert it with .long\(\)"),
+        (torch.zeros(3, 2), torch.zeros(3).long(), torch.ones(2), ValueError, r"weight must be a tensor \(3,\)"),
+        (torch.zeros(3, 2), torch.zeros(3).long(), -torch.ones(3), ValueError, "weight must be >= 0"),
+        (torch.zeros(3, 2), torch.zeros(3).long(), torch.zeros(3), ValueError, "above 0 for some row"),
+    ],
+)
+def test_refusals(scores, labels, weight, kind, message):
+    for call in (Calibration.fit, log_loss):
+        with pytest.raises(kind, match=message):
+            call(scores, labels, weight)
+
+
+def test_the_number_of_classes_must_fit():
+    with pytest.raises(ValueError, match="one column for each of 2 classes"):
+        Calibration(1.0, (0.0, 0.0)).probabilities(torch.zeros(1, 3))
+    with pytest.raises(ValueError, match=r"\(4, 2\) probabilities; got \(4, 3\)"):
+        Calibration.fit(torch.zeros(4, 2), torch.ones(4, 3))
