@@ -249,10 +249,10 @@ class Part:
             raise ValueError("there are no rows to fit; add some")
         solution = self.stats.solve(config.lam)
         model = self._model(solution)
-        if len(self.held.x) >= FEWEST:
-            without = self._model((self.stats - self._held_sums()).solve(solution.lam))
-            calibration, quality = assess(without, self.held.x, self.held.y)
-            model = replace(model, calibration=calibration, quality=quality)
+        enough = len(self.held.x) >= FEWEST
+        without = self._model((self.stats - self._held_sums()).solve(solution.lam)) if enough else model
+        calibration, quality = assess(without, self.held.x, self.held.y)
+        model = replace(model, calibration=calibration, quality=quality)
         report = {
             "rows": self.rows,
             "task": "regression" if columns.target.categories is None else "classification",

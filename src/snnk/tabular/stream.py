@@ -102,7 +102,7 @@ def fit(
 def write_model(out: Path, model: TableModel, report: dict[str, Any]) -> None:
     """Write report and page, then the model, which ends a run: a kill before it loses nothing."""
     _io.write_json(out / "report.json", report)
-    write_page(out / "report.html", report, model.quality or {})
+    write_page(out / "report.html", report, report["quality"])
     model.save(out)
 
 
