@@ -11,6 +11,7 @@ import torch
 from snnk.tabular import FitConfig, TableModel
 
 CONFIG = FitConfig("y", 64, feature_map="random-fourier", bandwidth=1.0, block_dtype="float64", lam=1e-2)
+FILES = {"model.json", "model.safetensors", "report.html", "report.json"}  # of a model
 
 
 def make_table(rows=3000, seed=0):
@@ -47,6 +48,7 @@ def run_fit(source, out, *args, workers=1, wait=True, double=True):
     cluster = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"] * (workers > 1)
     launch = [sys.executable, *cluster, "-m", "snnk.cli"]
     options = ["fit", str(source), "--target", "y", "--features", "64", "--lam", "0.01", "--out", str(out)]
+    options += ["--map", "random-fourier", "--bandwidth", "1"]
     options += ["--double"] * double
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(

@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import minimize
 from sklearn import metrics
 
-from snnk.tabular.calibration import PENALTY, Calibration, expected_calibration_error, log_loss, roc_auc
+from snnk.tabular.calibration import PENALTY, PlattScaling, expected_calibration_error, log_loss, roc_auc
 
 
 def make_scores(n=400, k=3, seed=0):
@@ -25,7 +25,7 @@ def make_scores(n=400, k=3, seed=0):
 def test_fit_is_the_optimum_that_scipy_finds(k, weighted):
     scores, labels, _ = make_scores(k=k)
     weight = torch.arange(1.0, 401.0) if weighted else None
-    found = Calibration.fit(scores, labels, weight)
+    found = PlattScaling.fit(scores, labels, weight)
     w = torch.ones(400).double() if weight is None else weight.double() / weight.mean()
     z = scores - scores.max(1, keepdim=True).values
     unit = float((w @ z.square()).mean() / 400) ** 0.5
@@ -41,7 +41,7 @@ def test_fit_is_the_optimum_that_scipy_finds(k, weighted):
 
 def test_fit_recovers_the_probabilities_that_drew_the_classes():
     scores, labels, p = make_scores(20_000)
-    found = Calibration.fit(scores, labels)
+    found = PlattScaling.fit(scores, labels)
     assert found.scale == pytest.approx(2, abs=0.1)  # the standard error is 0.02
     np.testing.assert_allclose(np.diff(found.offset), [1, 1], atol=0.15)
     assert float((found.probabilities(scores) - p).abs().max()) < 0.03
@@ -52,65 +52,65 @@ def test_fit_recovers_the_probabilities_that_drew_the_classes():
 
 def test_units_and_common_shifts_of_scores_do_not_matter():
     scores, labels, _ = make_scores()
-    expected = Calibration.fit(scores, labels).probabilities(scores)
+    expected = PlattScaling.fit(scores, labels).probabilities(scores)
     shift = torch.linspace(-3, 3, 400).double()[:, None]
     for factor in (2.0**-900, 2.0**-30, 2.0**900):
-        found = Calibration.fit(scores * factor, labels).probabilities(scores * factor)
+        found = PlattScaling.fit(scores * factor, labels).probabilities(scores * factor)
         np.testing.assert_allclose(found, expected, atol=1e-10)
-    np.testing.assert_allclose(Calibration.fit(scores + shift, labels).probabilities(scores), expected, atol=1e-8)
+    np.testing.assert_allclose(PlattScaling.fit(scores + shift, labels).probabilities(scores), expected, atol=1e-8)
     weight = torch.full((400,), 1e-300, dtype=torch.float64)
-    np.testing.assert_allclose(Calibration.fit(scores, labels, weight).probabilities(scores), expected, atol=1e-10)
+    np.testing.assert_allclose(PlattScaling.fit(scores, labels, weight).probabilities(scores), expected, atol=1e-10)
 
 
 def test_weights_are_repetitions():
     scores, labels, _ = make_scores(60)
     times = torch.arange(60) % 3 + 1  # of mean 2, so that the penalty counts the same rows if it is given per row
-    weighted = Calibration.fit(scores, labels, times.double())
-    repeated = Calibration.fit(scores.repeat_interleave(times, 0), labels.repeat_interleave(times))
+    weighted = PlattScaling.fit(scores, labels, times.double())
+    repeated = PlattScaling.fit(scores.repeat_interleave(times, 0), labels.repeat_interleave(times))
     np.testing.assert_allclose(weighted.probabilities(scores), repeated.probabilities(scores), atol=2e-3)
-    some = Calibration.fit(scores, labels, (times < 3).double())
-    alone = Calibration.fit(scores[times < 3], labels[times < 3])
+    some = PlattScaling.fit(scores, labels, (times < 3).double())
+    alone = PlattScaling.fit(scores[times < 3], labels[times < 3])
     np.testing.assert_allclose(some.probabilities(scores), alone.probabilities(scores), atol=2e-3)
 
 
 def test_probabilities_as_labels():
     scores, labels, p = make_scores()
     one_hot = torch.eye(3).double()[labels]
-    assert Calibration.fit(scores, one_hot) == Calibration.fit(scores, labels)
-    assert Calibration.fit(scores, p).scale == pytest.approx(2, rel=1e-3)
+    assert PlattScaling.fit(scores, one_hot) == PlattScaling.fit(scores, labels)
+    assert PlattScaling.fit(scores, p).scale == pytest.approx(2, rel=1e-3)
 
 
 def test_separable_missing_and_misleading_classes():
     scores = torch.eye(3).double().repeat(20, 1)
     labels = torch.arange(3).repeat(20)
-    separated = Calibration.fit(scores, labels)
+    separated = PlattScaling.fit(scores, labels)
     assert np.isfinite([separated.scale, *separated.offset]).all()
     assert float(separated.probabilities(scores).max()) < 1
     assert log_loss(separated.probabilities(scores), labels) < 0.01
     two = labels < 2
-    missing = Calibration.fit(0 * scores[two], labels[two])
+    missing = PlattScaling.fit(0 * scores[two], labels[two])
     assert 0 < float(missing.probabilities(torch.zeros(1, 3))[0, 2]) < 0.01
-    mirrored = Calibration.fit(-scores, labels)  # the best scale would be negative
+    mirrored = PlattScaling.fit(-scores, labels)  # the best scale would be negative
     assert mirrored.scale == 0
     np.testing.assert_allclose(mirrored.probabilities(scores), np.full((60, 3), 1 / 3), atol=1e-9)
-    constant = Calibration.fit(torch.zeros(50, 2), (torch.arange(50) < 10).long())
+    constant = PlattScaling.fit(torch.zeros(50, 2), (torch.arange(50) < 10).long())
     np.testing.assert_allclose(constant.probabilities(torch.zeros(1, 2)), [[0.8, 0.2]], atol=1e-3)
 
 
 def test_scores_of_any_size_have_probabilities():
-    found = Calibration(1e300, (0.0, 1.0)).probabilities(
+    found = PlattScaling(1e300, (0.0, 1.0)).probabilities(
         torch.tensor([[1e308, -1e308], [0.0, 0.0]], dtype=torch.float64)
     )
     np.testing.assert_allclose(found, [[1, 0], [0.26894142, 0.73105858]])
-    flat = Calibration(0.0, (0.0, 0.0)).probabilities(torch.tensor([[1e308, -1e308]], dtype=torch.float64))
+    flat = PlattScaling(0.0, (0.0, 0.0)).probabilities(torch.tensor([[1e308, -1e308]], dtype=torch.float64))
     np.testing.assert_allclose(flat, [[0.5, 0.5]])
     tiny = torch.tensor([[1e-320, 0.0], [0.0, 1e-320]], dtype=torch.float64)
-    assert Calibration.fit(tiny, torch.tensor([0, 1])).scale < np.inf
+    assert PlattScaling.fit(tiny, torch.tensor([0, 1])).scale < np.inf
 
 
 def test_round_trip():
-    calibration = Calibration.fit(*make_scores()[:2])
-    assert Calibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
+    calibration = PlattScaling.fit(*make_scores()[:2])
+    assert PlattScaling.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_round_trip():
 )
 def test_a_damaged_file_is_refused(stored, message):
     with pytest.raises(ValueError, match=message):
-        Calibration.from_dict(stored)
+        PlattScaling.from_dict(stored)
 
 
 @pytest.mark.parametrize("k", [2, 3])
@@ -184,13 +184,13 @@ def test_expected_calibration_error_by_hand():
     ],
 )
 def test_refusals(scores, labels, weight, kind, message):
-    for call in (Calibration.fit, log_loss):
+    for call in (PlattScaling.fit, log_loss):
         with pytest.raises(kind, match=message):
             call(scores, labels, weight)
 
 
 def test_the_number_of_classes_must_fit():
     with pytest.raises(ValueError, match="one column for each of 2 classes"):
-        Calibration(1.0, (0.0, 0.0)).probabilities(torch.zeros(1, 3))
+        PlattScaling(1.0, (0.0, 0.0)).probabilities(torch.zeros(1, 3))
     with pytest.raises(ValueError, match=r"\(4, 2\) probabilities; got \(4, 3\)"):
-        Calibration.fit(torch.zeros(4, 2), torch.ones(4, 3))
+        PlattScaling.fit(torch.zeros(4, 2), torch.ones(4, 3))

@@ -15,7 +15,7 @@ from helpers.tables import CONFIG, predictions
     ("wrong", "message"),
     [
         ({"feature_map": "random-rleu"}, "unknown feature map 'random-rleu'; did you mean 'random-relu'"),
-        ({"num_features": 63}, "num_features must be even"),
+        ({"num_features": 63, "feature_map": "random-fourier"}, "num_features must be even"),
         ({"num_features": 0}, "num_features must be a positive integer"),
         ({"bandwidth": 0.0}, "bandwidth must be a positive number"),
         ({"task": "ranking"}, "unknown task 'ranking'"),

@@ -130,7 +130,7 @@ def test_wrong_types_at_every_key_of_a_model(parquet, tmp_path):
             except ValueError as error:
                 assert str(out) in str(error), error
                 continue
-            assert path[-1] in deep or isinstance(wrong, str), (path, wrong)
+            assert path[-1] in deep or path[0] == "quality" or isinstance(wrong, str), (path, wrong)
             if path[-1] != "scale":  # of the target, in which the outputs are
                 assert torch.equal(found, expected), (path, wrong)
     assert tried > 500
@@ -171,7 +171,7 @@ def test_sizes_are_compared_before_anything_is_drawn(parquet, tmp_path, run):
     stored["config"]["num_features"] = 10**7
     (out / "model.json").write_text(json.dumps(stored))
     began = time.process_time()
-    with pytest.raises(ValueError, match=r"model.safetensors does not fit model.json: weight"):
+    with pytest.raises(ValueError, match=r"model.safetensors does not fit model.json: feature_map.projection"):
         TableModel.load(out)
     errors = [
         run("fit", parquet, "--target", "y", "--features", many, "--out", tmp_path / "many")[2]

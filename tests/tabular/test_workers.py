@@ -8,7 +8,7 @@ import pytest
 
 from snnk.tabular import fit
 
-from helpers.tables import CONFIG, predictions, run_fit, weights
+from helpers.tables import CONFIG, FILES, predictions, run_fit, weights
 
 
 def test_two_workers_give_the_result_of_one(parquet, tmp_path):
@@ -20,7 +20,7 @@ def test_two_workers_give_the_result_of_one(parquet, tmp_path):
     process = run_fit(parquet, tmp_path / "two", workers=2, wait=False)  # every worker reports that there is a model
     output = process.communicate(timeout=300)[0].decode()
     assert process.returncode and output.count("snnk: ") == output.count("holds a model already") >= 1
-    assert {path.name for path in (tmp_path / "two").iterdir()} == {"model.json", "model.safetensors", "report.json"}
+    assert {path.name for path in (tmp_path / "two").iterdir()} == FILES
 
 
 @pytest.mark.parametrize("workers", [2, 3])

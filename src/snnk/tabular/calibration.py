@@ -25,7 +25,7 @@ PRECISION = 1e-12  # of the log-likelihood per row, at which the steps end
 
 
 @dataclass(frozen=True)
-class Calibration:
+class PlattScaling:
     """softmax(scale * scores + offset), which turns scores of classes into probabilities.
 
     Args:
@@ -34,7 +34,7 @@ class Calibration:
 
     Example:
         >>> scores = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
-        >>> calibration = Calibration.fit(scores, torch.tensor([0, 1, 0, 1, 1]))
+        >>> calibration = PlattScaling.fit(scores, torch.tensor([0, 1, 0, 1, 1]))
         >>> [round(p, 2) for p in calibration.probabilities(scores[0:1])[0].tolist()]
         [0.67, 0.33]
     """
@@ -43,7 +43,7 @@ class Calibration:
     offset: tuple[float, ...]
 
     @classmethod
-    def fit(cls, scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> Calibration:
+    def fit(cls, scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> PlattScaling:
         """The calibration of largest likelihood.
 
         Args:
@@ -82,7 +82,7 @@ class Calibration:
         return {**stored, "offset": list(self.offset)}
 
     @classmethod
-    def from_dict(cls, stored: Any) -> Calibration:
+    def from_dict(cls, stored: Any) -> PlattScaling:
         """A calibration from a file; every key and every type is checked."""
         if not isinstance(stored, dict) or set(stored) != {"scale", "offset"}:
             raise ValueError(f"a calibration must have scale and offset; got {_short(stored)}")

@@ -96,13 +96,14 @@ class FitConfig:
 
     def make_map(self, columns: Columns) -> FeatureMap:
         """Draw the random feature map for the inputs of some columns."""
-        if self.feature_map not in RANDOM_MAPS or isinstance(self.bandwidth, str):
-            raise ValueError("learnt features and their bandwidth come from the rows; use snnk.tabular.prepare")
+        chosen = self.feature_map == "random-fourier" and isinstance(self.bandwidth, str)
+        if self.feature_map not in RANDOM_MAPS or chosen:
+            raise ValueError("learnt features, and a bandwidth of 'auto', come from rows; use snnk.tabular.prepare")
         return make_random_map(
             self.feature_map,
             columns.width,
             self.num_features,
-            bandwidth=self.bandwidth,
+            bandwidth=1.0 if isinstance(self.bandwidth, str) else self.bandwidth,
             x_norm=math.sqrt(len(columns.inputs)),  # numbers have mean square 1, and one-hot categories length 1
             seed=self.seed,
         )

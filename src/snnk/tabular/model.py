@@ -16,7 +16,7 @@ from torch import Tensor
 
 from snnk import _checks, _io, _rows
 from snnk.maps import FeatureMap, feature_map_from_config
-from snnk.tabular.calibration import Calibration
+from snnk.tabular.calibration import PlattScaling
 from snnk.tabular.columns import MISSING, REACH, Column, Columns, read_column
 from snnk.tabular.config import FitConfig
 from snnk.tabular.learned import LearnedFeatures as LearnedFeatures  # files may name it
@@ -114,7 +114,7 @@ class TableModel:
     weight: Tensor
     bias: Tensor
     config: FitConfig
-    calibration: Calibration | None = None
+    calibration: PlattScaling | None = None
     quality: dict[str, Any] | None = None
 
     def outputs(self, x: Tensor) -> Tensor:
@@ -302,8 +302,8 @@ class TableModel:
         return cls(columns, fm, tensors["weight"], tensors["bias"], config, calibration, quality)
 
 
-def _load_calibration(stored: Any, columns: Columns) -> Calibration:
-    found = Calibration.from_dict(stored)
+def _load_calibration(stored: Any, columns: Columns) -> PlattScaling:
+    found = PlattScaling.from_dict(stored)
     if columns.target.categories is None or len(found.offset) != columns.target.width:
         raise ValueError(f"the calibration has {len(found.offset)} classes; expected those of the target")
     return found

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from snnk import _checks
-from snnk.tabular.calibration import Calibration, expected_calibration_error, log_loss, roc_auc
+from snnk.tabular.calibration import PlattScaling, expected_calibration_error, log_loss, roc_auc
 from snnk.tabular.scaling import LARGEST, Array, standardise
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ SHAPES: dict[str, dict[str, Any]] = {  # of the figures of each task; a question
 ALWAYS = {"task": "text", "rows": "count", "warnings": ["text"]}
 
 
-def assess(model_without: TableModel, x: Tensor, y: Tensor) -> tuple[Calibration | None, dict[str, Any]]:
+def assess(model_without: TableModel, x: Tensor, y: Tensor) -> tuple[PlattScaling | None, dict[str, Any]]:
     """Measure a model on held-out rows; returns a calibration for its classes, and a dict of figures for JSON.
 
     With fewer than 20 rows there is no calibration and no figure but their number.
@@ -114,7 +114,7 @@ def assess(model_without: TableModel, x: Tensor, y: Tensor) -> tuple[Calibration
         found["warnings"] += _useless(found, target)
     else:
         labels = y.argmax(1)
-        calibration = Calibration.fit(outputs, labels)
+        calibration = PlattScaling.fit(outputs, labels)
         p = cross_fitted(outputs, labels)
         found |= _of_classes(p, labels, target.categories)
         found["warnings"] += _imbalance(found, p.argmax(1), labels, target.categories)
@@ -134,7 +134,7 @@ def cross_fitted(scores: Tensor, labels: Tensor) -> Tensor:
     half = len(order) // 2
     found = torch.empty(scores.shape, dtype=torch.float64)
     for rows, others in ((order[:half], order[half:]), (order[half:], order[:half])):
-        found[rows] = Calibration.fit(scores[others], labels[others]).probabilities(scores[rows])
+        found[rows] = PlattScaling.fit(scores[others], labels[others]).probabilities(scores[rows])
     return found
 
 
