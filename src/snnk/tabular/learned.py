@@ -171,7 +171,8 @@ def learn(
     n, t = len(x), y.shape[1]
     if len(y) != n:
         raise ValueError(f"features are learnt from as many targets as inputs; got {n} inputs and {len(y)} targets")
-    if _checks.positive_int(num_features, "num_features") <= 2 * t or n < FEWEST:  # no room for outputs, or few rows
+    constant = not bool((x != x[:1]).any())
+    if _checks.positive_int(num_features, "num_features") <= 2 * t or n < FEWEST or constant:
         return _random(x.shape[1], num_features, 1.0, seed)
     x, y = x.float(), (y if classes else (y - y.mean(0)) / y.std(0).clamp_min(1e-30)).float()
     weight = torch.ones(n) if weight is None else (weight / weight.mean()).float()
