@@ -239,7 +239,7 @@ def measure(key: Row, config: Config, files: dict[str, str]) -> Row:
         return {**row, "r2": metrics.r2_score(y, guess)}
     row["accuracy"] = float(np.mean(guess == y))
     if p is not None:
-        order = np.unique(task.y)
+        order, p = np.unique(task.y), p / p.sum(1, keepdims=True)
         row["auc"] = metrics.roc_auc_score(y, p[:, 1] if len(order) == 2 else p, multi_class="ovr", labels=order)
         row["log_loss"] = metrics.log_loss(y, p, labels=order)
     return row

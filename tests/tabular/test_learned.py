@@ -38,9 +38,9 @@ def test_phi_is_the_formula():
     assert isinstance(fm, LearnedFeatures) and fm.outputs == 2 and fm.classes
     points = torch.tensor([[0.1, -0.2, 3.0, -20.0]])  # the last is far beyond REACH
     cut = points.double().numpy().clip(-REACH, REACH)[0]
-    low, width = fm.low.double().numpy(), 1 / fm.inverse.double().numpy()
-    codes = ((cut[fm.source.numpy()] - low) / width).clip(0, 1) - 0.5
-    e = np.concatenate([cut, codes])
+    edges = fm.edges.double().numpy()
+    codes = ((cut[fm.source.numpy(), None] - edges[:, :-1]) / np.diff(edges)).clip(0, 1) - 0.5
+    e = np.concatenate([cut, codes.ravel()])
     h = np.cos(fm.projection.double().numpy() @ e + fm.phase.double().numpy())
     o = fm.head.double().numpy() @ h + fm.skip.double().numpy() @ e + fm.offset.double().numpy()
     o = np.exp(o - o.max())
@@ -50,16 +50,30 @@ def test_phi_is_the_formula():
 def test_bins_are_quantile_intervals():
     """Each of 32 intervals has as many rows; columns with two values have none; ties make fewer intervals."""
     x = torch.stack([torch.linspace(-3, 3, 3201), torch.arange(3201) % 2.0, torch.arange(3201) % 5.0], 1)
-    source, low, inverse = find_bins(x)
-    assert source.tolist() == [0] * 32 + [2] * 4
-    np.testing.assert_allclose(low[:32], np.linspace(-3, 3, 33)[:-1], atol=1e-5)
-    np.testing.assert_allclose(inverse[:32], 32 / 6, rtol=1e-4)
-    assert low[32:].tolist() == [0.0, 1.0, 2.0, 3.0] and inverse[32:].tolist() == [1.0] * 4
+    source, edges = find_bins(x)
+    assert source.tolist() == [0, 2]
+    np.testing.assert_allclose(edges[0], np.linspace(-3, 3, 33), atol=1e-5)
+    assert edges[1].tolist() == [0.0, 1.0, 2.0, 3.0, *[4.0] * 29]
+
+
+def test_tables_have_the_product_with_the_codes():
+    """phi interpolates in tables what the training computes from all codes, at the ends of bins and beyond, too."""
+    x = torch.stack([torch.linspace(-3, 3, 301), torch.arange(301) % 5.0, torch.arange(301) % 2.0], 1)
+    fm = module._with_bins(3, 12, find_bins(x), outputs=2)
+    generator = torch.Generator().manual_seed(0)
+    for name in ("head", "skip", "offset"):
+        getattr(fm, name).copy_(torch.randn(getattr(fm, name).shape, generator=generator))
+    fm = fm.double()
+    points = torch.cat([x, 2 * x, fm.edges.T[:, [0, 1, 1]].float()]).double()
+    code = fm.encode(points)
+    hidden = torch.cos(code @ fm.projection.T + fm.phase)
+    expected = torch.cat([hidden, hidden @ fm.head.T + code @ fm.skip.T + fm.offset], 1)
+    torch.testing.assert_close(fm.phi(points), expected, rtol=0, atol=1e-10)
 
 
 def test_many_columns_share_the_bins():
     x = torch.randn(500, 40, generator=torch.Generator().manual_seed(0))
-    assert len(find_bins(x)[0]) == 40 * (module.MOST_BINS // 40)
+    assert find_bins(x)[1].shape == (40, module.MOST_BINS // 40 + 1)
     wide = torch.randn(50, module.MOST_BINS, generator=torch.Generator().manual_seed(0))
     assert not len(find_bins(wide)[0])
 
@@ -127,7 +141,7 @@ def test_maps_are_restored_from_their_configuration():
     assert other.phi(x.reshape(3, 100, 4)).shape == (3, 100, 16)
 
 
-@pytest.mark.parametrize("bad", [{"bins": -1}, {"outputs": True}, {"outputs": 8}])
+@pytest.mark.parametrize("bad", [{"bins": -1}, {"binned": 1.5}, {"outputs": True}, {"outputs": 8}])
 def test_bad_sizes(bad):
     with pytest.raises(ValueError, match=r"must be an integer >= 0|leave none beside"):
         LearnedFeatures(3, 8, **bad)

@@ -3,11 +3,15 @@ r"""Features that learn from the data: cosines of binned inputs, trained on a sa
     e = (x, bins(x)),    h = cos(W e + b),    o = link(H h + L e + c),    phi(x) = (h, o)
 
 bins(x) is the piecewise linear code of the numbers among the inputs: entry j of a column is how much of its j-th
-quantile interval lies below the value, from 0 to 1, so that steps can be learnt. W, b, H, L and c are trained by Adam
-for a few epochs on a sample of the rows, with the logistic loss for classes (link is the softmax) and the squared error
-for numbers (link is the identity). Then they are frozen, and the matrix behind phi is the ridge solution of all rows:
-the outputs o of the small network are features among others, so that the closed form starts from what was learnt and
-corrects it with every row of the table.
+quantile interval lies below the value, from 0 to 1, less 1/2, so that steps can be learnt. W, b, H, L and c are trained
+by Adam for a few epochs on a sample of the rows, with the logistic loss for classes (link is the softmax) and the
+squared error for numbers (link is the identity). Then they are frozen, and the matrix behind phi is the ridge solution
+of all rows: the outputs o of the small network are features among others, so that the closed form starts from what was
+learnt and corrects it with every row of the table.
+
+The part of W bins(x) that comes from one column is a piecewise linear function of one number. phi therefore looks its
+values at both ends of an interval up in a table, and interpolates: two rows of the table per column, instead of a
+product with all bins.
 
 With few rows, trained features may know the rows by heart. Therefore rows that take no part in the training choose
 among several strengths of training and random Fourier features of several bandwidths, each with the closed form behind.
@@ -53,7 +57,8 @@ class LearnedFeatures(FeatureMap):
 
     Args:
         in_features, num_features: sizes d and m; m counts the outputs.
-        bins: number of bins of all columns together.
+        binned: number of inputs that have bins.
+        bins: number of bins of each of them.
         outputs: number of outputs among the features: that of the targets, or 0 for none.
         classes: whether outputs are probabilities.
         device: of the buffers.
@@ -64,12 +69,11 @@ class LearnedFeatures(FeatureMap):
         torch.Size([200, 16])
     """
 
-    source: Tensor  # (bins,) the input that each bin belongs to
-    low: Tensor  # (bins,) lower end of each bin
-    inverse: Tensor  # (bins,) one over its width
+    source: Tensor  # (binned,) the inputs that have bins
+    edges: Tensor  # (binned, bins + 1) their ends, in ascending order; a bin of no width has a constant code
     phase: Tensor  # (h,) b
     head: Tensor  # (outputs, h) H
-    skip: Tensor  # (outputs, d + bins) L
+    skip: Tensor  # (outputs, d + binned bins) L
     offset: Tensor  # (outputs,) c
 
     def __init__(
@@ -77,6 +81,7 @@ class LearnedFeatures(FeatureMap):
         in_features: int,
         num_features: int,
         *,
+        binned: int = 0,
         bins: int = 0,
         outputs: int = 0,
         classes: bool = False,
@@ -85,16 +90,16 @@ class LearnedFeatures(FeatureMap):
         device: Any = None,
     ) -> None:
         super().__init__(in_features, num_features, normalize=normalize, seed=seed)
-        for name, value in (("bins", bins), ("outputs", outputs)):
+        for name, value in (("binned", binned), ("bins", bins), ("outputs", outputs)):
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 24:
                 raise ValueError(f"{name} must be an integer >= 0; got {value!r}")
         if outputs >= num_features:
             raise ValueError(f"{num_features} features leave none beside {outputs} outputs; use more features")
-        self.bins, self.outputs, self.classes = bins, outputs, bool(classes)
-        width, h = in_features + bins, num_features - outputs
-        shapes = {"low": (bins,), "inverse": (bins,), "projection": (h, width), "phase": (h,)}
+        self.binned, self.bins, self.outputs, self.classes = binned, bins, outputs, bool(classes)
+        width, h = in_features + binned * bins, num_features - outputs
+        shapes = {"edges": (binned, bins + 1), "projection": (h, width), "phase": (h,)}
         shapes |= {"head": (outputs, h), "skip": (outputs, width), "offset": (outputs,)}
-        self.register_buffer("source", torch.zeros(bins, dtype=torch.int64, device=device))
+        self.register_buffer("source", torch.zeros(binned, dtype=torch.int64, device=device))
         for name, shape in shapes.items():
             self.register_buffer(name, torch.zeros(shape, device=device))
         self.reset_parameters()
@@ -107,42 +112,66 @@ class LearnedFeatures(FeatureMap):
         )
 
     def _config(self) -> dict[str, Any]:
-        return {"bins": self.bins, "outputs": self.outputs, "classes": self.classes}
+        return {"binned": self.binned, "bins": self.bins, "outputs": self.outputs, "classes": self.classes}
 
     def encode(self, x: Tensor) -> Tensor:
-        """Inputs and their bins: (*, d) -> (*, d + bins)."""
+        """Inputs and their bins: (*, d) -> (*, d + binned bins)."""
         x = x.clamp(-REACH, REACH)
-        if not self.bins:
-            return x
-        codes = ((x[..., self.source] - self.low) * self.inverse).clamp_(0.0, 1.0).sub_(0.5)
-        return torch.cat([x, codes], -1)
+        codes = ((x[..., self.source, None] - self.edges[:, :-1]) * self._inverse()).clamp(0.0, 1.0) - 0.5
+        return torch.cat([x, codes.flatten(-2)], -1)
+
+    def _inverse(self) -> Tensor:
+        """One over the widths of all bins, (binned, bins); 0 for a bin of no width."""
+        widths = self.edges.diff(dim=-1)
+        return torch.where(widths > 0, 1 / widths, 0.0)
+
+    def _linear(self, x: Tensor) -> Tensor:
+        """(W; L) e + (b; c) for inputs (n, d), from tables of the values at the ends of bins."""
+        d, (c, k) = self.in_features, (self.binned, self.bins)
+        weight = torch.cat([self.projection, self.skip]).T  # (d + c k, h + outputs)
+        bias = torch.cat([self.phase, self.offset])
+        x = x.clamp(-REACH, REACH)
+        if not c * k:
+            return torch.addmm(bias, x, weight)
+        inverse = self._inverse()
+        steps = weight[d:].reshape(c, k, -1)
+        rises = torch.where((inverse > 0)[..., None], steps, 0.0)
+        table = torch.cat([rises.new_zeros(c, 1, rises.shape[2]), rises.cumsum(1)], 1).flatten(0, 1)
+        values = x[:, self.source]
+        bin_of = torch.searchsorted(self.edges[:, 1:-1].contiguous(), values.T.contiguous(), right=True).T  # (n, c)
+        columns = torch.arange(c, device=x.device)
+        inside = ((values - self.edges[columns, bin_of]) * inverse[columns, bin_of]).clamp(0.0, 1.0)
+        place = columns * (k + 1) + bin_of
+        rows, weights = torch.cat([place, place + 1], 1), torch.cat([1 - inside, inside], 1)
+        found = F.embedding_bag(rows, table, mode="sum", per_sample_weights=weights)
+        return found.addmm_(x, weight[:d]).add_(bias - steps.sum((0, 1)) / 2)
 
     def _phi(self, x: Tensor) -> Tensor:
-        code = self.encode(x.to(self.projection.dtype))
-        hidden = F.linear(code, self.projection, self.phase).cos_()
-        if not self.outputs:
-            return hidden
-        found = F.linear(hidden, self.head, self.offset) + F.linear(code, self.skip)
-        return torch.cat([hidden, found.softmax(-1) if self.classes else found], -1)
+        flat = x.to(self.projection.dtype).reshape(-1, self.in_features)
+        hidden, outputs = self._linear(flat).split([len(self.phase), self.outputs], 1)
+        hidden = hidden.cos()
+        outputs = F.linear(hidden, self.head) + outputs
+        found = torch.cat([hidden, outputs.softmax(-1) if self.classes else outputs], 1)
+        return found.reshape(*x.shape[:-1], self.num_features)
 
 
-def find_bins(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantile intervals of the numbers among inputs (n, d): the inputs they belong to, lower ends, inverse widths.
+def find_bins(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantile intervals of the numbers among inputs (n, d): the inputs (c,) that have them, and their ends (c, k + 1).
 
-    All columns share `MOST_BINS` bins; where they get fewer than two each, there are none.
+    All columns share `MOST_BINS` bins; where they get fewer than two each, there are none. A column with equal
+    quantiles has bins of no width at its end.
     """
     ordered = x.clamp(-REACH, REACH).sort(0).values
     several = [j for j in range(x.shape[1]) if len(ordered[:, j].unique_consecutive()) >= FEW_VALUES]
     count = min(BINS, MOST_BINS // max(len(several), 1))
+    if count < 2 or not several:
+        return torch.zeros(0, dtype=torch.int64), x.new_zeros(0, 1)
     places = torch.linspace(0, len(x) - 1, count + 1).round().long()
-    source, low, inverse = [], [], []
-    for j in several if count >= 2 else []:
-        edges = ordered[places, j].unique_consecutive()
-        source += [j] * (len(edges) - 1)
-        low.append(edges[:-1])
-        inverse.append(1 / (edges[1:] - edges[:-1]))
-    none = [x.new_zeros(0)]
-    return torch.tensor(source, dtype=torch.int64), torch.cat(low or none), torch.cat(inverse or none)
+    edges = ordered[places][:, several].T.clone()
+    for row in edges:
+        different = row.unique_consecutive()
+        row[: len(different)], row[len(different) :] = different, different[-1].item()
+    return torch.tensor(several), edges
 
 
 def learn(
@@ -243,7 +272,7 @@ def _train(
     rows: _Rows,
     left: _Rows,
     num_features: int,
-    bins: tuple[Tensor, Tensor, Tensor],
+    bins: tuple[Tensor, Tensor],
     classes: bool,
     rate: float,
     decay: float,
@@ -252,9 +281,7 @@ def _train(
 ) -> LearnedFeatures:
     """A map after the epoch with the least loss of `left`, with a learning rate that rises and falls once."""
     d, t = rows.x.shape[1], rows.y.shape[1]
-    fm = LearnedFeatures(d, num_features, bins=len(bins[0]), outputs=t, classes=classes, seed=seed)
-    for name, value in zip(("source", "low", "inverse"), bins, strict=True):
-        getattr(fm, name).copy_(value)
+    fm = _with_bins(d, num_features, bins, outputs=t, classes=classes, seed=seed)
     parameters = [p.requires_grad_() for p in (fm.projection, fm.phase, fm.head, fm.skip, fm.offset)]
     with torch.no_grad():
         mean = rows.y.mean(0)
@@ -291,15 +318,22 @@ def _loss(fm: LearnedFeatures, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
 
 
 def _without_outputs(
-    fm: LearnedFeatures, rows: _Rows, num_features: int, bins: tuple[Tensor, Tensor, Tensor], seed: int
+    fm: LearnedFeatures, rows: _Rows, num_features: int, bins: tuple[Tensor, Tensor], seed: int
 ) -> LearnedFeatures:
     """The same features without the outputs, which may know the training rows by heart."""
     hidden = fm.phase.numel()
-    found = LearnedFeatures(rows.x.shape[1], num_features, bins=len(bins[0]), seed=seed)  # more features, drawn
-    for name in ("source", "low", "inverse"):
-        getattr(found, name).copy_(getattr(fm, name))
+    found = _with_bins(rows.x.shape[1], num_features, bins, seed=seed)  # more features, drawn
     found.projection[:hidden], found.phase[:hidden] = fm.projection, fm.phase
     return found
+
+
+def _with_bins(in_features: int, num_features: int, bins: tuple[Tensor, Tensor], **options: Any) -> LearnedFeatures:
+    """A map with the bins that `find_bins` found."""
+    source, edges = bins
+    fm = LearnedFeatures(in_features, num_features, binned=len(source), bins=edges.shape[1] - 1, **options)
+    fm.source.copy_(source)
+    fm.edges.copy_(edges)
+    return fm
 
 
 def _random(in_features: int, num_features: int, bandwidth: float, seed: int) -> FeatureMap:
