@@ -1,5 +1,6 @@
 """The wheel and the source distribution: what is in them, and that each extra is enough for what it is for."""
 
+import json
 import subprocess
 import sys
 import tarfile
@@ -134,6 +135,9 @@ def test_the_extra_of_the_command_line_is_enough_for_it(installed):
     """Commands that need another extra name it."""
     done = installed.run("cli", "snnk", "--help")
     assert done.returncode == 0 and all(name in done.stdout for name in commands())
+    found = json.loads(installed.run("cli", "snnk", "doctor", "--json").stdout)
+    assert found["problems"] == [] and found["extras"]["cli"]["missing"] == found["extras"]["tables"]["missing"] == []
+    assert {"transformers", "accelerate"} <= set(found["extras"]["hf"]["missing"])
     (installed.folder / "c.csv").write_text("a,y\n" + "".join(f"{i % 7},{i % 3}\n" for i in range(60)))
     lines = (
         "fit c.csv --target y --features 8 --out m",
