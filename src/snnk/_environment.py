@@ -8,23 +8,11 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import torch
-
 import snnk
 
 PACKAGES = (
-    *(
-        "numpy",
-        "scipy",
-        "transformers",
-        "peft",
-        "accelerate",
-        "scikit-learn",
-        "scikit-image",
-        "onnxruntime",
-        "openvino",
-    ),
-    *("nncf",),
+    *("numpy", "scipy", "transformers", "peft", "accelerate", "scikit-learn", "scikit-image", "onnxruntime"),
+    *("openvino", "nncf"),
 )
 INSTRUCTIONS = {  # names as in /proc/cpuinfo, without underscores
     "AVX2": {"avx2"},
@@ -43,14 +31,16 @@ def environment() -> dict[str, str]:
         >>> sorted({"torch", "processor", "capability"} & environment().keys())
         ['capability', 'processor', 'torch']
     """
-    found = {name: installed for name in PACKAGES if (installed := _version(name))}
+    import torch
+
+    found = {name: installed for name in PACKAGES if (installed := version_of(name))}
     return {
         **found,
         "snnk": snnk.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "processor": _processor(),
+        "processor": processor(),
         # ATEN_CPU_CAPABILITY, or the best of the processor. Results of different instruction sets differ by rounding.
         "capability": torch.backends.cpu.get_cpu_capability(),
         "instructions": instructions(),  # of the processor, whatever torch uses
@@ -69,12 +59,25 @@ def instructions() -> str:
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         line = next((line for line in file if line.startswith(("flags", "Features"))), "")
         flags = set(line.partition(":")[2].split())
-    if not flags and hasattr(torch.cpu, "get_capabilities"):
-        flags = {name for name, there in torch.cpu.get_capabilities().items() if there is True}
+    if not flags:
+        with suppress(ImportError, OSError, AttributeError):  # a torch that is missing, broken or older
+            import torch
+
+            flags = {name for name, there in torch.cpu.get_capabilities().items() if there is True}
     if not flags:
         return "unknown"
     flags = {flag.replace("_", "") for flag in flags}
     return ", ".join(name for name, own in INSTRUCTIONS.items() if own & flags) or "none"
+
+
+def total_memory() -> int | None:
+    """Return the bytes of memory of the machine, or the limit of its container; None if unknown."""
+    found = []
+    with suppress(OSError, ValueError, AttributeError):  # AttributeError on Windows
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    with suppress(OSError, ValueError):  # "max" without a limit
+        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(found, default=None)
 
 
 def available_memory() -> int | None:
@@ -89,14 +92,15 @@ def available_memory() -> int | None:
     return min(found, default=None)
 
 
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
+    """Return the version of an installed package, or "" without it."""
     try:
         return version(name)
     except PackageNotFoundError:
         return ""
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return the name of the processor's model, which only Linux has in a file."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:

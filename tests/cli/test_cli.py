@@ -11,6 +11,7 @@ import typer
 
 import snnk
 from snnk.cli import commands, make_app
+from snnk.cli._options import WORDS
 
 # The test row of each command: the function that it calls, and options without a namesake among its arguments.
 TWINS = {
@@ -21,7 +22,8 @@ TWINS = {
     "finetune": ("snnk.finetune.FinetuneConfig", {"features", "classification", "resume"}),
     "fit": ("snnk.tabular.FitConfig", {"data", "out", "features", "double", "checkpoint_seconds"}),
     "predict": ("snnk.finetune.predict", {"missing", "probabilities"}),
-    "audit": ("snnk.hf.audit", {"json_file"}),
+    "audit": ("snnk.hf.audit", {"json"}),
+    "doctor": (None, {"json"}),
     "estimate": ("snnk.experiments.lab.estimate.Config", {"out"}),
     "reproduce": ("snnk.experiments.lab.runs.reproduce", {"everything", "show", "page"}),
 }
@@ -62,11 +64,45 @@ def test_the_list_of_commands_loads_neither_torch_nor_transformers():
     assert not loaded & set(HEAVY) and all(name in out for name in TWINS)
 
 
-@pytest.mark.parametrize(("words", "found"), [("snnk com", "compress"), ("snnk compress --ke", "--keep")])
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("snnk com", "compress"),
+        ("snnk compress --ke", "--keep"),
+        ("snnk compress model --for op", "openvino-int8 openvino"),
+        ("snnk compress model --kind random", "random-relu random-fourier"),
+        ("snnk frontier model --blocks f", "ffn"),
+        ("snnk export model --to on", "onnx"),
+        ("snnk finetune model --method lo", "lora"),
+        ("snnk finetune model --pooling p", "pairs"),
+        ("snnk estimate --activation gelu", "gelu gelu_tanh"),
+        ("snnk reproduce p", "pointwise"),
+    ],
+)
 def test_completion_loads_neither_torch_nor_transformers(words, found):
     environment = {"_SNNK_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     loaded, out = imported(**environment)
-    assert not loaded & set(HEAVY) and out.split() == [found]
+    assert not loaded & set(HEAVY) and out.split() == found.split()
+
+
+def test_completed_words_are_those_of_the_tables():
+    from snnk.hf.compression.planning import BLOCKS, FEATURES
+    from snnk.hf.serve.forms import FORMS
+    from snnk.maps import ACTIVATIONS
+
+    assert set(WORDS["activation"]) <= set(ACTIVATIONS)
+    assert WORDS["blocks"] == BLOCKS and set(WORDS["kind"]) == set(FEATURES) and WORDS["form"] == tuple(FORMS)
+
+
+def test_the_last_words_of_torchrun_are_the_error(tmp_path):
+    """Every worker names itself."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "snnk.cli"]
+    command = [*torchrun, "fit", "missing.csv", "--target", "y", "--out", "model"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and "snnk: worker 0: no file or folder missing.csv;" in done.stderr
+    last = done.stderr.strip().splitlines()[-2]  # a border is below it
+    assert last.startswith("  traceback : snnk: worker ") and "no file or folder missing.csv;" in last
+    assert "cli/__init__.py" not in done.stderr
 
 
 @pytest.mark.parametrize("example", [example for module in commands().values() for example in module.EXAMPLES])

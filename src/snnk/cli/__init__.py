@@ -15,8 +15,14 @@ names; `demo` calls the command `compress`.
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+import time
+import traceback
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Annotated, Any
@@ -86,6 +92,9 @@ def main(args: list[str] | None = None) -> None:
         code = INTERRUPTED
     except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
         sys.exit(_fail(str(error)))
+    except Exception:
+        _tell_torchrun(traceback.format_exc())
+        raise
     if code == INTERRUPTED:  # Typer returns it after Ctrl-C
         name = next(iter(sys.argv[1:] if args is None else args), "")
         rerun = getattr(commands().get(name), "RERUN", "starts anew")
@@ -94,5 +103,16 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _fail(message: str) -> int:
-    sys.stderr.write(f"snnk: {one_line(message)}\n")
+    worker = f" worker {os.environ.get('RANK')}:" if os.environ.get("WORLD_SIZE", "1") != "1" else ""
+    line = f"snnk:{worker} {one_line(message)}"
+    sys.stderr.write(f"{line}\n")
+    _tell_torchrun(line)
     return 2
+
+
+def _tell_torchrun(text: str) -> None:
+    """Hand the error of a worker to torchrun, whose summary of thirty lines then ends with it."""
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        more = {"py_callstack": text, "timestamp": str(int(time.time()))}  # the format of torch's ErrorHandler
+        with suppress(OSError):
+            Path(path).write_text(json.dumps({"message": {"message": text, "extraInfo": more}}))

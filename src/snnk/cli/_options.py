@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-COMPRESS, FINETUNE, FIT, MEASURE = GROUPS = (
+START, COMPRESS, FINETUNE, FIT, PREDICT, MEASURE = GROUPS = (
+    "Get started",
     "Compress a transformer",
     "Fine-tune a transformer",
     "Fit a table",
+    "Predict with a fine-tuned transformer or a fitted table",
     "Measure and reproduce",
 )
+# Words that the shell completes. They are copies, as the tables in which they are defined would load torch.
+WORDS = {
+    "activation": ("sin", "cos", "relu", "leaky_relu", "gelu", "gelu_tanh", "tanh", "sigmoid", "silu", "softplus"),
+    "blocks": ("all", "ffn", "attention"),
+    "form": ("openvino-int8", "onnx-int8", "openvino", "onnx"),
+    "kind": ("atoms", "random-relu", "random-fourier"),
+}
 
 FILES = ".csv, .tsv, .jsonl (each also as .gz), .parquet, .arrow"  # the formats of snnk.hf.data
+
+
+def complete(*words: str) -> Callable[[str], list[str]]:
+    """Completion of an option that takes one of some words.
+
+    Example:
+        >>> complete("onnx", "openvino")("op")
+        ['openvino']
+    """
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
 
 Model = Annotated[str, typer.Argument(help="Folder of a Hugging Face model, or its name on the hub.")]
 Table = Annotated[Path, typer.Argument(help="Parquet, CSV or Arrow file, or a folder of such files.")]
@@ -35,6 +56,10 @@ Column = Annotated[
         "Default: the first column of strings."
     ),
 ]
+Blocks = Annotated[
+    str,
+    typer.Option(help="all, ffn (feed-forward blocks alone), or attention.", autocompletion=complete(*WORDS["blocks"])),
+]
 Texts = Annotated[bool, typer.Option("--texts/--no-texts", help="Show the held-out texts that lost most.")]
 Base = Annotated[
     str | None,
@@ -52,6 +77,7 @@ MaxLoss = Annotated[
     ),
 ]
 MaxLength = Annotated[int, typer.Option(help="Most tokens per input; the model's own limit applies too.", min=1)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.", min=0, max=2**31)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,6 +30,11 @@ def say(text: object) -> None:
     """Print lines. The terminal wraps long ones, so that names and paths can be copied whole."""
     if leads():
         console.print(printable(text, lines=True), highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def show_json(found: Mapping[str, Any]) -> None:
+    """Print figures for another program."""
+    say(json.dumps(found, indent=2))
 
 
 def wrote(*paths: Path) -> None:

@@ -48,9 +48,13 @@ def command(
         ),
     ] = "1x32",
     layers: Annotated[str, typer.Option(help="all, top-6 (the last six), or numbers separated by commas.")] = "all",
-    blocks: Annotated[str, typer.Option(help="all, ffn (feed-forward blocks alone), or attention.")] = "all",
+    blocks: _options.Blocks = "all",
     kind: Annotated[
-        str, typer.Option(help="atoms (neurons kept from the model itself), or random-relu or random-fourier.")
+        str,
+        typer.Option(
+            help="atoms (neurons kept from the model itself), or random-relu or random-fourier.",
+            autocompletion=_options.complete(*_options.WORDS["kind"]),
+        ),
     ] = "atoms",
     plan: Annotated[
         Path | None,
@@ -97,7 +101,8 @@ def command(
         str,
         typer.Option(
             help="plain (loads without snnk: one size for all blocks), snnk (needs snnk), or auto: plain if the result "
-            "fits the configuration of the model's family."
+            "fits the configuration of the model's family.",
+            autocompletion=_options.complete("auto", "plain", "snnk"),
         ),
     ] = "auto",
     base: _options.Base = None,
@@ -108,6 +113,7 @@ def command(
             help="Also export the result, as snnk export does: openvino-int8 (static), onnx-int8 (dynamic), openvino "
             "or onnx. The report has size, latency and agreement of every stage, and the two targets of time are "
             "those of the exported model.",
+            autocompletion=_options.complete(*_options.WORDS["form"]),
         ),
     ] = None,
     max_loss: _options.MaxLoss = 0.05,

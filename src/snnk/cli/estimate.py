@@ -18,7 +18,13 @@ EXAMPLES = (
 
 
 def command(
-    activation: Annotated[str, typer.Option(help="Activation f, such as gelu, relu, sin or tanh.")] = "sin",
+    activation: Annotated[
+        str,
+        typer.Option(
+            help="Activation f, such as gelu, relu, sin or tanh.",
+            autocompletion=_options.complete(*_options.WORDS["activation"]),
+        ),
+    ] = "sin",
     dim: Annotated[int, typer.Option("--dim", "-d", help="Dimension of inputs and weights.")] = 64,
     x_norm: Annotated[float, typer.Option(help="Norm of the inputs x.")] = 1.0,
     w_norm: Annotated[float, typer.Option(help="Norm of the weights w.")] = 1.0,

@@ -21,11 +21,15 @@ EXAMPLES = (
 def command(
     model: _options.Model,
     out: _options.NewFolder,
-    to: Annotated[str, typer.Option(help="onnx (for ONNX Runtime) or openvino.")],
+    to: Annotated[
+        str,
+        typer.Option(help="onnx (for ONNX Runtime) or openvino.", autocompletion=_options.complete("onnx", "openvino")),
+    ],
     int8: Annotated[
         str | None,
         typer.Option(
-            help="static (scales from --calibration), or dynamic (scales per batch, onnx only). Default: float32."
+            help="static (scales from --calibration), or dynamic (scales per batch, onnx only). Default: float32.",
+            autocompletion=_options.complete("static", "dynamic"),
         ),
     ] = None,
     calibration: _options.Calibration = None,

@@ -11,6 +11,7 @@ from snnk._checkpoint import checkpoint_of
 from snnk.cli import _options
 from snnk.cli._printing import bar, say, show_table, wrote
 from snnk.finetune import METHODS, FinetuneConfig
+from snnk.finetune.config import POOLING
 from snnk.finetune.glue import GLUE
 
 GROUP = _options.FINETUNE
@@ -38,11 +39,16 @@ def command(
     text: Annotated[str | None, typer.Option(help="Column of the texts. Default: the first column of strings.")] = None,
     text_pair: Annotated[str | None, typer.Option(help="Column of second texts, for pairs.")] = None,
     label: Annotated[str, typer.Option(help="Column of the labels.")] = "label",
-    task: Annotated[str | None, typer.Option(help=f"GLUE task, with --data-dir: {', '.join(GLUE)}.")] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help=f"GLUE task, with --data-dir: {', '.join(GLUE)}.", autocompletion=_options.complete(*GLUE)),
+    ] = None,
     data_dir: Annotated[
         str | None, typer.Option(help="Folder of GLUE's files; the dev file becomes the test data.")
     ] = None,
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "snnk",
+    method: Annotated[
+        str, typer.Option(help=f"One of {', '.join(METHODS)}.", autocompletion=_options.complete(*METHODS))
+    ] = "snnk",
     features: Annotated[int | None, typer.Option(help=f"Number of features, size of adapters, or rank. {OWN}")] = None,
     layers: Annotated[
         str | None,
@@ -56,7 +62,8 @@ def command(
         typer.Option(
             help="model (the model's own), mean (of all tokens), layers (means of all tokens in four layers), or pairs "
             "(two texts are read apart and compared in four layers). Default: mean or pairs for sentence "
-            "encoders, else model; for closed-form, pairs for those and pairs of texts, else layers."
+            "encoders, else model; for closed-form, pairs for those and pairs of texts, else layers.",
+            autocompletion=_options.complete(*POOLING),
         ),
     ] = None,
     classifier_start: Annotated[

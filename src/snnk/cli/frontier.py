@@ -33,6 +33,7 @@ def command(
             "--for",
             help="Also export the original and every budget, and compare these: openvino-int8, onnx-int8, openvino or "
             "onnx. Default: int8 of the original alone, if a runtime for it is installed.",
+            autocompletion=_options.complete(*_options.WORDS["form"]),
         ),
     ] = None,
     rivals: Annotated[
@@ -51,7 +52,7 @@ def command(
     ] = 32,
     threads: Annotated[int, typer.Option(help="Threads while latency is measured.", min=1)] = 1,
     layers: Annotated[str, typer.Option(help="all, top-6 (the last six), or numbers separated by commas.")] = "all",
-    blocks: Annotated[str, typer.Option(help="all, ffn (feed-forward blocks alone), or attention.")] = "all",
+    blocks: _options.Blocks = "all",
     refine: Annotated[
         int | None,
         typer.Option(help="Gradient steps per block; 0 for the closed form alone. Default: as for compress.", min=0),

@@ -12,7 +12,7 @@ from snnk._text import printable
 from snnk.cli import _options
 from snnk.cli._printing import bar, say, wrote
 
-GROUP = _options.FIT
+GROUP = _options.PREDICT
 EXAMPLES = (
     "snnk predict model rows.csv --key id --out predictions.csv",
     "snnk predict my-reranker pairs.parquet --text query --text-pair passage --out scores.parquet",

@@ -23,7 +23,9 @@ RERUN = "continues with the rows that are missing"
 
 
 def command(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(names())}.")] = "",
+    name: Annotated[
+        str, typer.Argument(help=f"One of {', '.join(names())}.", autocompletion=_options.complete(*names()))
+    ] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Run a small configuration, which takes seconds.")] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Run all experiments; exit with code 2 if the data of some are missing.")

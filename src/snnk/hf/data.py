@@ -330,8 +330,10 @@ def read_images(files: Iterable[Path], processor: BaseImageProcessor) -> dict[st
 
 def open_image(file: Path) -> Image:
     """An image of PIL, in RGB."""
-    import PIL.Image
-
+    try:
+        import PIL.Image
+    except ImportError as missing:
+        raise ImportError(f"reading {file} needs pillow; install it with: pip install pillow") from missing
     if not file.is_file():  # a pipe would never end
         raise ValueError(f"{file} is no image, but a folder, a pipe, a device or a link to nothing; remove it")
     try:
