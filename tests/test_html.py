@@ -31,9 +31,8 @@ def all_parts(name="name", count=8):
         scatter(groups, "milliseconds of processor time for 32 x 32 tokens on 1 thread", "ten nearest in common"),
         table(heads, [[f"encoder.layer.{i}.attention.{name}", *["1,234,567"] * 7] for i in range(3)]),
         facts({"versions": "a " * 60 + "x" * 90}),
-        glossary({name: "A word of this page."}),
     ]
-    return page("title", name, "\n".join(body))
+    return page("title", name, "\n".join(body) + glossary({name: "A word of this page."}, "".join(body)))
 
 
 def test_every_part_escapes_its_text():

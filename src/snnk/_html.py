@@ -9,6 +9,7 @@ arguments are plain text, which is escaped here; `body` and the return values ar
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
@@ -123,15 +124,32 @@ def facts(found: Mapping[str, str]) -> str:
     return f"<table><tbody>\n{''.join(rows)}</tbody></table>\n"
 
 
-def glossary(words: Mapping[str, str]) -> str:
+def glossary(words: Mapping[str, str], body: str) -> str:
     """The section that explains the words of a page, which is named "words": `<a href="#words">` leads to it.
 
+    Args:
+        words: meanings. A name may have several words with commas between them.
+        body: HTML of the rest of the page. Only words that it, or the meaning of such a word, has are explained.
+
     Example:
-        >>> glossary({"cosine": "Likeness of two vectors."}).count("<dt>")
-        1
+        >>> words = {"cosine": "Likeness of two vectors.", "vector": "A list of numbers.", "loss": "What is lost."}
+        >>> glossary(words, "<p>Cosines of texts</p>").count("<dt>")
+        2
     """
-    meanings = "".join(f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>\n" for word, meaning in words.items())
-    return f'<h2 id="words">Words on this page</h2>\n<dl>\n{meanings}</dl>\n'
+    kept: set[str] = set()
+    new, text = [re.sub("<[^>]*>", " ", body)], ""
+    while new:
+        text += " ".join(new)
+        found = {name for name in words.keys() - kept if any(_has(text, escape(w)) for w in name.split(", "))}
+        new = [words[name] for name in found]
+        kept |= found
+    meanings = (f"<dt>{escape(name)}</dt><dd>{escape(words[name])}</dd>\n" for name in words if name in kept)
+    return f'<h2 id="words">Words on this page</h2>\n<dl>\n{"".join(meanings)}</dl>\n'
+
+
+def _has(text: str, word: str) -> bool:
+    """Whether a text has a word, in singular or plural."""
+    return bool(re.search(rf"(?<!\w){re.escape(word.removesuffix('s'))}s?(?!\w)", text, re.IGNORECASE))
 
 
 def bars(

@@ -97,7 +97,8 @@ def html(report: Mapping[str, Any], quality: Mapping[str, Any]) -> str:
             _class_parts(quality) if classes else _number_parts(quality, target),
         ]
     words = WORDS | (CLASS_WORDS if classes else NUMBER_WORDS)
-    parts += ["<h2>How it was fitted</h2>\n", facts(_facts(report)), glossary(words)]
+    parts += ["<h2>How it was fitted</h2>\n", facts(_facts(report))]
+    parts.append(glossary(words, "".join(parts)))
     return page(f"{target}, fitted by snnk", f"A model of {target}", "".join(parts))
 
 

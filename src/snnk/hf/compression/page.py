@@ -75,7 +75,8 @@ def html(report: Mapping[str, Any]) -> str:
 {table(heads, (_row(block, planned[block["name"]]) for block in blocks))}
 <h2>How it was made</h2>
 {facts(_facts(report))}
-{glossary({**COMMON, **WORDS, **(INT8 if "served" in report else {})})}"""
+"""
+    body += glossary({**COMMON, **WORDS, **INT8}, body)
     return page(f"{report['base_model']}, compressed by snnk", f"{report['base_model']}, compressed", body)
 
 

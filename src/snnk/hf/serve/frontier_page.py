@@ -88,7 +88,6 @@ def html(report: Mapping[str, Any]) -> str:
         "settings": ", ".join(f"{name} {value}" for name, value in report["settings"].items() if value is not None),
         "versions": ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
     }
-    static = STATIC if any(point["form"] is None for point in points) else {}
     meanings = {_words(key): figures.WORDS[key.rpartition(": ")[2]][1] for key in _shown(report, 0)}
     better = "lower" if key.rpartition(": ")[2] in LOWER else "higher"
     body = f"""<p>Each point is a model. The further left it is, the faster, and the {better}, the closer to the
@@ -98,7 +97,8 @@ PyTorch, orange as it is exported.</p>
 {LEGEND}
 {"".join(parts)}<h2>How it was measured</h2>
 {facts(measured)}
-{glossary({**COMMON, **meanings, **{word: INT8[word] for word in ("onnx, openvino", "int8")}, **static})}"""
+"""
+    body += glossary({**COMMON, **meanings, **INT8, **STATIC}, body)
     return page(title, title, body)
 
 
