@@ -65,7 +65,7 @@ def html(report: Mapping[str, Any]) -> str:
 <div class="cards">{cards}</div>
 {LEGEND}
 {_served(report)}{lost(report)}
-<h2>The whole model, in parts of the original</h2>
+<h2>The whole model, as shares of the original</h2>
 {overall}
 <h2>Parameters of each block</h2>
 {bars(names, [("before", OLD, before), ("after", NEW, after)], left)}
@@ -81,8 +81,13 @@ def html(report: Mapping[str, Any]) -> str:
 
 
 def warnings(report: Mapping[str, Any]) -> str:
-    """The warnings of a report, as paragraphs."""
-    return "".join(f"<p><b>Warning:</b> {escape(doubt)}.</p>" for doubt in report.get("warnings", ()))
+    """The warnings of a report, as paragraphs; a warning about several models is one."""
+    found: dict[str, list[str]] = {}
+    for doubt in report.get("warnings", ()):
+        about, mark, text = doubt.partition(": ")
+        found.setdefault(text if mark else about, []).append(about if mark else "")
+    doubts = (f"{', '.join(about)}: {text}" if any(about) else text for text, about in found.items())
+    return "".join(f"<p><b>Warning:</b> {escape(doubt)}.</p>\n" for doubt in doubts)
 
 
 def _served(report: Mapping[str, Any]) -> str:

@@ -91,7 +91,8 @@ def html(report: Mapping[str, Any]) -> str:
     body = f"""<p>{escape(sentence(report))}</p>
 {warnings(report)}
 {LEGEND}
-<h2>Stages</h2>
+<h2>From PyTorch to what is served</h2>
+<p>Size, latency and loss of each stage; the loss is that against PyTorch, on held-out inputs.</p>
 {pictures(report)}
 {lost(report)}
 <h2>How it was made</h2>
