@@ -41,10 +41,13 @@ table { border-collapse: collapse; width: 100%; font-size: .9em; font-variant-nu
 caption { text-align: left; padding-bottom: .4em } small { display: block }
 th, td { text-align: right; padding: .3em .6em; border-bottom: 1px solid var(--line); font-weight: normal }
 thead th { font-weight: bold; vertical-align: bottom }
-th:first-child, td.left { text-align: left; overflow-wrap: anywhere } tbody th { min-width: 6em }
-.facts th { width: 14em; vertical-align: top } .bars { margin-bottom: 1.2em }
-.bars th, .bars td { border: 0; padding: .3em .4em; width: 1% } .bars td:nth-child(2) { width: 98% }
-.bars td:last-child { text-align: left; white-space: nowrap; color: var(--grey) } .bars th { white-space: nowrap }
+th:first-child, td.left { text-align: left } th:first-child, .left, .long { overflow-wrap: anywhere }
+tbody th, .long { min-width: 6em } .facts th { width: 14em; vertical-align: top }
+.bars { margin-bottom: 1.2em } .bars, .bars caption { display: block } .bars tr { display: contents }
+.bars tbody { display: grid; grid-template-columns: fit-content(20em) minmax(0, 1fr) fit-content(16em);
+  align-items: center }
+.bars th, .bars td { border: 0; padding: .3em .4em }
+.bars td:last-child { text-align: left; overflow-wrap: anywhere; color: var(--grey) }
 .track { position: relative; border-left: 1px solid var(--grey) }
 .track i, .key { display: block; height: .8em; print-color-adjust: exact } .key { display: inline-block; width: .8em }
 .track u { position: absolute; top: -.6em; bottom: -.6em; border-left: 2px dashed var(--grey) }
@@ -56,12 +59,11 @@ figure text { fill: var(--grey); paint-order: stroke; stroke: var(--back); strok
 figure text.name { fill: var(--text) }
 .across { text-align: right } figure ol { columns: 20em 2; padding-left: 2.2em } figure li { break-inside: avoid }
 @media (max-width: 600px) {
-  .bars tr { display: grid; grid-template-columns: 1fr 10em; align-items: center } .bars td { width: auto }
-  .bars th { grid-column: 1 / 3; white-space: normal; width: auto } .bars td:last-child { white-space: normal }
+  .bars tbody { grid-template-columns: minmax(0, 1fr) fit-content(10em) } .bars th { grid-column: 1 / 3 }
   .many thead { display: none } .many tr { display: block; padding: .6em 0; border-bottom: 1px solid var(--line) }
   .many th { display: block; font-weight: bold } .many th, .many td { border: 0; padding: .1em 0 }
   .many td { display: flex; justify-content: space-between; gap: 1em }
-  .many td::before { content: attr(data-head); text-align: left; color: var(--grey) }
+  .many td::before { content: attr(data-head); flex: 0 1 auto; text-align: left; color: var(--grey) }
   figure .odd { display: none } .facts th { width: 8em } }
 """
 
@@ -103,13 +105,18 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[s
     below = iter(notes)
     body = "".join(
         f'<tr><th scope="row">{escape(name)}{_small(next(below, ""))}</th>'
-        + "".join(f'<td data-head="{escape(h)}">{escape(cell)}</td>' for h, cell in zip(heads[1:], cells, strict=True))
+        + "".join(_cell(head, cell) for head, cell in zip(heads[1:], cells, strict=True))
         + "</tr>\n"
         for name, *cells in rows
     )
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in heads)
     many = ' class="many"' if len(heads) > 3 else ""
     return f"<table{many}><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>\n"
+
+
+def _cell(head: str, text: str) -> str:
+    long = ' class="long"' if len(text) > 16 else ""  # may be broken anywhere, which numbers may not
+    return f'<td{long} data-head="{escape(head)}">{escape(text)}</td>'
 
 
 def _small(note: str) -> str:

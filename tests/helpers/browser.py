@@ -23,6 +23,7 @@ FLAGS = (
     *("--enable-logging=stderr", "--v=0", "--host-resolver-rules=MAP * ~NOTFOUND"),
 )
 LEAST = 9  # CSS pixels of any text
+SCREENS = [(400, False), (1280, True)]  # widths of pages that are tested, and whether the screen is dark
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; font-src data:"
 MEASURE = """
 addEventListener("load", () => {
