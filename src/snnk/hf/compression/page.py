@@ -132,7 +132,7 @@ def lost(report: Mapping[str, Any]) -> str:
     for held, title in zip(sets, titles, strict=True):
         if held["classes"]:
             heads = ["class", "predicted by the original", "part of these with the same prediction"]
-            rows = ([c["label"], f"{c['count']:,}", figures.shown(c["same"])] for c in held["classes"])
+            rows = ([str(c["label"]), f"{c['count']:,}", figures.shown(c["same"])] for c in held["classes"])
             parts.append(f"<h3>Each class, {escape(title)}</h3>\n{table(heads, rows)}")
         if held["worst"]:
             parts.append(f"<h3>The worst {len(held['worst'])} of {escape(title)}</h3>\n{_worst(held)}")
@@ -152,9 +152,9 @@ def _worst(held: Mapping[str, Any]) -> str:
     return table(["input", *(["original", "compressed"] if both else []), figures.measure_of(held)], rows)
 
 
-def _output(value: str | float | None) -> str:
+def _output(value: str | int | float | None) -> str:
     """A class, by name or number, or a single number."""
-    return figures.shown(value) if value is None or isinstance(value, float) else value
+    return figures.shown(value) if value is None or isinstance(value, float) else str(value)
 
 
 def _whole(report: Mapping[str, Any]) -> list[tuple[str, float, str]]:
