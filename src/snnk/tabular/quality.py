@@ -114,7 +114,9 @@ def assess(model_without: TableModel, x: Tensor, y: Tensor) -> tuple[PlattScalin
         return None, found
     outputs, calibration = model_without.outputs(x), None
     if target.categories is None:
-        found |= _of_numbers(standardise(outputs[:, 0].numpy(), target.mean, target.scale), y[:, 0].numpy(), target)
+        guess = standardise(outputs[:, 0].numpy(), target.mean, target.scale)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is null
+            found |= _of_numbers(guess, y[:, 0].numpy(), target)
         found["warnings"] += _useless(found, target)
     else:
         labels = y.argmax(1)
@@ -263,8 +265,12 @@ def _useless(found: dict[str, Any], target: Column) -> list[str]:
 
 def _r2(guess: Array, y: Array) -> float | None:
     """The share of the variance that is explained; None if all values are the same."""
-    variation = float(np.square(y - y.mean()).sum())
-    return max(1 - float(np.square(y - guess).sum()) / variation, -LARGEST) if variation else None
+    with np.errstate(over="ignore"):
+        variation, rest = (float(np.square(y - other).sum()) for other in (y.mean(), guess))
+    if not variation:
+        return None
+    found = 1 - rest / variation
+    return found if found > -LARGEST else -LARGEST  # also if a prediction is no number
 
 
 def _finite(value: float) -> float | None:
@@ -312,7 +318,7 @@ def check_quality(stored: Any) -> dict[str, Any]:
         >>> check_quality({"task": "regression", "rows": 3, "warnings": []})["rows"]
         3
     """
-    if not isinstance(stored, dict) or stored.get("task") not in SHAPES:
+    if not isinstance(stored, dict) or stored.get("task") not in list(SHAPES):
         raise ValueError(f"the quality must have a task, one of {', '.join(SHAPES)}; got {_short(stored)}")
     # without enough rows there are no figures
     shape = ALWAYS if set(stored) == set(ALWAYS) else ALWAYS | SHAPES[stored["task"]]

@@ -232,7 +232,9 @@ def test_the_page_in_a_browser(stored, tmp_path, width, dark):
     report = copy.deepcopy(stored) | {"base_model": long, "warnings": [f"<b>{long}"]}
     report["served"] = served(["original", "compressed", "onnx", "onnx int8 dynamic"])
     points = [{"step": s, "training": 3e-6, "held_out": 4e-6 / (s + 1)} for s in range(0, 120_000, 20_000)]
-    report["report"]["recovery"] = asdict(Recovery((20_000,) * 5, 100_000, tuple(points), "the time is over", 20, 2, 61.0))
+    report["report"]["recovery"] = asdict(
+        Recovery((20_000,) * 5, 100_000, tuple(points), "the time is over", 20, 2, 61.0)
+    )
     for block in (*report["report"]["blocks"], *report["plan"]["blocks"]):
         block["name"] += ".a_rather_long_name.of_a_part"
     (held,) = report["held_out"]
