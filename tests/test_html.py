@@ -6,13 +6,12 @@ import re
 import pytest
 
 from snnk import _html
-from snnk._html import NEW, OLD, OTHER, bars, facts, glossary, lines, page, scatter, table, ticks
+from snnk._html import NEW, OLD, OTHER, bars, diagonal, facts, glossary, lines, page, scatter, table, ticks
 
 from helpers import browser
 from helpers.browser import needs_browser
 from helpers.compression import check_page as check_text
 
-NAMES = ["a model with a rather long name", "b", "c, in another form"]
 EVIL = '<img src="http://example.org/x.png"> & "quotes"'
 
 
@@ -30,16 +29,17 @@ def all_parts(name="name", count=8):
         lines(curves, "steps", "distance"),
         scatter(groups, "milliseconds of processor time for 32 x 32 tokens on 1 thread", "ten nearest in common"),
         table(heads, [[f"encoder.layer.{i}.attention.{name}", *["1,234,567"] * 7] for i in range(3)]),
+        diagonal([(x, 1.1 * x, x, 1.2 * x) for x in (1.2e6, 3e6)], "predicted", "observed"),
+        diagonal([(x, x, x, x) for x in (-1.000005, -1.00001)], "predicted", "observed"),
         facts({"versions": "a " * 60 + "x" * 90}),
-        glossary({name: "A word of this page."}),
     ]
-    return page("title", name, "\n".join(body))
+    return page("title", name, "\n".join(body) + glossary({name: "A word of this page."}, "".join(body)))
 
 
 def test_every_part_escapes_its_text():
     assert EVIL not in all_parts(EVIL) and "<img" not in all_parts(EVIL).replace("&lt;img", "")
     found = check_text(all_parts("a < b"))
-    assert len(found.pictures) == 2 and any("a < b 3" in text for text in found.texts)
+    assert len(found.pictures) == 4 and any("a < b 3" in text for text in found.texts)
 
 
 def test_bars_of_nothing_and_above_the_mark():
@@ -71,18 +71,53 @@ def test_labels_at_the_ends_of_lines_do_not_cover_each_other():
     assert len(at) == 3 and min(b - a for a, b in itertools.pairwise(at)) >= _html.LINE
 
 
-def test_labels_of_points_do_not_cover_each_other():
-    points = [(name, x, 0.9) for name, x in zip(NAMES, (1.0, 1.01, 1.02), strict=True)]
-    found = scatter([("", "blue", [*points, ("far away", 3.0, 0.9)])], "ms", "cosine")
-    at = [float(y) for y in re.findall(r'class="name" x="[\d.]+%" y="([\d.]+)"', found)]
-    assert len(set(at)) == 3 and max(at) - min(at) >= 2 * _html.LINE  # the far one has room beside the others
+@pytest.mark.parametrize("width", [_html.NARROW, 400, 560, _html.WIDE, 2 * _html.WIDE])
+def test_numbers_of_points_cover_neither_points_nor_each_other(width):
+    """Ten points in one place, a row of points that touch each other, and a lonely one."""
+    points = [(1.0, 0.9)] * 10 + [(2 + 0.05 * i, 0.95) for i in range(10)] + [(3.0, 0.5)]
+    text = scatter([("", "blue", [(f"name {i}", x, y) for i, (x, y) in enumerate(points)])], "ms", "cosine")
+    circles = [(float(x) / 100 * width, float(y)) for x, y in re.findall(r'<circle cx="([\d.]+)%" cy="([\d.]+)"', text)]
+    labels = [
+        (float(x) / 100 * width + float(dx), float(y), int(number))
+        for x, y, dx, number in re.findall(
+            r'class="name" x="([\d.]+)%" y="([-\d.]+)" dx="([-\d.]+)".*?>(\d+)</text>', text
+        )
+    ]
+    assert len(circles) == len(labels) == 21 and [label[2] for label in labels] == list(range(1, 22))
+    for i, (x, y, _) in enumerate(labels):
+        others = [(a, b, 8) for a, b, _ in labels[:i]] + [(a, b, 5) for a, b in circles]
+        assert not [o for o in others if abs(x - o[0]) < 8 + o[2] - 0.1 and abs(y - o[1]) < 8 + o[2] - 0.1], i
+    assert abs(labels[-1][0] - circles[-1][0]) + abs(labels[-1][1] - circles[-1][1]) == pytest.approx(14, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    "axis, labels, unit",
+    [
+        ([0, 0.5, 1], ["0", "0.5", "1"], ""),
+        ([0, 50_000], ["0", "50,000"], ""),
+        ([100_000, 150_000], ["100", "150"], ", in thousands"),
+        ([-2e6, 0, 1.5e6], ["-2", "0", "1.5"], ", in millions"),
+        ([0, 5e-7, 1e-6], ["0", "0.5", "1"], ", in units of 1e-6"),
+        ([0, 2e300], ["0", "2"], ", in units of 1e300"),
+    ],
+)
+def test_axes_have_short_labels(axis, labels, unit):
+    assert _html._labels(axis) == (labels, unit)
+
+
+def test_the_meanings_of_words_are_those_of_the_page():
+    words = {"cosine": "An angle.", "block, layer": "A part of the < model >.", "model": "All parts.", "R2": "A share."}
+    found = check_text(glossary(words, '<p class="cosine" title="R2">Two layers and r2d2</p>')).texts
+    assert [text for text in found if text in words] == ["block, layer", "model"]
+    found = check_text(glossary({"a < b": "Less.", "b": "Other."}, "<td>a &lt; b</td>")).texts
+    assert "a < b" in found and "Less." in found
 
 
 def test_the_axis_of_points_does_not_exaggerate():
     near = scatter([("", "blue", [("a", 1.0, 1.0), ("b", 2.0, 0.999)])], "ms", "cosine")
     assert "begins at 0.9, not at 0" in near
-    at = [float(y) for y in re.findall(r'cy="([\d.]+)%"', near)]
-    assert 0.5 < at[1] - at[0] < 1.5  # percent of the height, as 0.001 is of 0.1
+    at = [float(y) for y in re.findall(r'cy="([\d.]+)"', near)]
+    assert at[1] - at[0] == pytest.approx(0.01 * _html.HEIGHT, abs=0.11)  # as 0.001 is of 0.1
     assert "begins" not in scatter([("", "blue", [("a", 1.0, 1.0), ("b", 2.0, 0.001)])], "ms", "cosine")
 
 
@@ -116,7 +151,7 @@ def test_colours_can_be_told_from_the_background():
 def test_a_browser_shows_every_part(tmp_path, width):
     (tmp_path / "page.html").write_text(all_parts())
     found = browser.check_page(tmp_path / "page.html", width)
-    assert found.pictures == 2 and len(found.heights) > 30
+    assert found.pictures == 4 and len(found.heights) > 30
     assert ("name 3, int8" in found.text) and "The vertical axis begins at" in found.text
 
 
@@ -141,6 +176,10 @@ def test_dark_screens_have_dark_pages(tmp_path):
             "small text",
         ),
         ('<svg><text y="40" font-size="14">a</text></svg>', "1 of 1 pictures"),
+        ('<p style="font-size: 8px">small</p>', "small text: 8"),
+        ('<div style="overflow-x: auto"><div style="width: 380px">wide</div></div>', "cut: ['DIV']"),
+        ('<svg aria-label="a"><text y="40">one</text><text y="44">two</text></svg>', "one and two"),
+        ("<style>body { background: #333 }</style><p>dark</p>", "the background is rgb(51, 51, 51)"),
     ],
 )
 def test_the_browser_finds_faults(tmp_path, part, message):

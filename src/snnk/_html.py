@@ -9,6 +9,7 @@ arguments are plain text, which is escaped here; `body` and the return values ar
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
@@ -18,7 +19,10 @@ from snnk._text import html as escape
 OLD, NEW, OTHER, GREY = "var(--old)", "var(--new)", "var(--other)", "var(--grey)"
 HEIGHT = 240  # pixels of a chart
 NARROW, WIDE = 270, 700  # pixels of the width of a chart on small and large screens, between which labels have to fit
-LETTER, LINE = 7.5, 15  # pixels of a letter and of a line of a chart's text
+LETTER, LINE = 8, 15  # pixels of a letter and of a line of a chart's text
+RADIUS = 5  # pixels of a point
+SIDES = ((0, -1), (1, 0), (0, 1), (-1, 0))  # of a point, for its number: above, right, below, left
+UNITS = {3: "thousands", 6: "millions", 9: "billions"}  # of axes, by their power of ten
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1c2430; --back: #ffffff; --line: #d8dde4; --grey: #5b6472; --old: #8791a1;
@@ -28,7 +32,7 @@ STYLE = """
     --other: #f0935b } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); max-width: 960px;
   margin: 2em auto; padding: 0 1em; overflow-wrap: break-word }
-a { color: var(--new) } h1 { line-height: 1.2 } h2 { margin-top: 1.8em; font-size: 1.2em }
+a { color: var(--new) } h1 { line-height: 1.2 } h2 { margin-top: 1.8em; font-size: 1.2em } h3 { font-size: 1em }
 dt { font-weight: bold } dd { margin: 0 0 .5em }
 .cards { display: flex; flex-wrap: wrap; gap: 1em; margin: 1.5em 0 }
 .cards div { flex: 1 1 130px; border: 1px solid var(--line); border-radius: 8px; padding: .8em 1em }
@@ -37,25 +41,30 @@ table { border-collapse: collapse; width: 100%; font-size: .9em; font-variant-nu
 caption { text-align: left; padding-bottom: .4em } small { display: block }
 th, td { text-align: right; padding: .3em .6em; border-bottom: 1px solid var(--line); font-weight: normal }
 thead th { font-weight: bold; vertical-align: bottom }
-th:first-child, td.left { text-align: left; overflow-wrap: anywhere } tbody th { min-width: 6em }
-.bars th, .bars td { border: 0; padding: .1em .4em; width: 1% } .bars td:nth-child(2) { width: 98% }
-.bars td:last-child { text-align: left; white-space: nowrap; color: var(--grey) } .bars th { white-space: nowrap }
+th:first-child, td.left { text-align: left } th:first-child, .left, .long { overflow-wrap: anywhere }
+tbody th, .long { min-width: 6em } .facts th { width: 14em; vertical-align: top }
+.bars { margin-bottom: 1.2em } .bars, .bars caption { display: block } .bars tr { display: contents }
+.bars tbody { display: grid; grid-template-columns: fit-content(20em) minmax(0, 1fr) fit-content(16em);
+  align-items: center }
+.bars th, .bars td { border: 0; padding: .3em .4em }
+.bars td:last-child { text-align: left; overflow-wrap: anywhere; color: var(--grey) }
 .track { position: relative; border-left: 1px solid var(--grey) }
 .track i, .key { display: block; height: .8em; print-color-adjust: exact } .key { display: inline-block; width: .8em }
-.track u { position: absolute; top: -.35em; bottom: -.35em; border-left: 2px dashed var(--grey) }
+.track u { position: absolute; top: -.6em; bottom: -.6em; border-left: 2px dashed var(--grey) }
 figure { margin: 1em 0; font-size: .9em }
 figure > svg { display: block; overflow: visible; font: 13px system-ui, sans-serif; height: 240px;
-  width: calc(100% - 104px); margin: 10px 56px 26px 48px }
-figure text { fill: var(--grey) } figure text.name { fill: var(--text) }
+  margin: 22px 56px 26px }
+.square { max-width: 480px } .square > svg { height: auto; aspect-ratio: 1 }
+figure text { fill: var(--grey); paint-order: stroke; stroke: var(--back); stroke-width: 3px }
+figure text.name { fill: var(--text) }
 .across { text-align: right } figure ol { columns: 20em 2; padding-left: 2.2em } figure li { break-inside: avoid }
 @media (max-width: 600px) {
-  .bars tr { display: grid; grid-template-columns: 1fr 6.5em; align-items: center } .bars td { width: auto }
-  .bars th { grid-column: 1 / 3; white-space: normal; width: auto } .bars td:last-child { white-space: normal }
+  .bars tbody { grid-template-columns: minmax(0, 1fr) fit-content(10em) } .bars th { grid-column: 1 / 3 }
   .many thead { display: none } .many tr { display: block; padding: .6em 0; border-bottom: 1px solid var(--line) }
   .many th { display: block; font-weight: bold } .many th, .many td { border: 0; padding: .1em 0 }
   .many td { display: flex; justify-content: space-between; gap: 1em }
-  .many td::before { content: attr(data-head); text-align: left; color: var(--grey) }
-  figure tspan { display: none } }
+  .many td::before { content: attr(data-head); flex: 0 1 auto; text-align: left; color: var(--grey) }
+  figure .odd { display: none } .facts th { width: 8em } }
 """
 
 
@@ -96,13 +105,18 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[s
     below = iter(notes)
     body = "".join(
         f'<tr><th scope="row">{escape(name)}{_small(next(below, ""))}</th>'
-        + "".join(f'<td data-head="{escape(h)}">{escape(cell)}</td>' for h, cell in zip(heads[1:], cells, strict=True))
+        + "".join(_cell(head, cell) for head, cell in zip(heads[1:], cells, strict=True))
         + "</tr>\n"
         for name, *cells in rows
     )
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in heads)
     many = ' class="many"' if len(heads) > 3 else ""
     return f"<table{many}><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>\n"
+
+
+def _cell(head: str, text: str) -> str:
+    long = ' class="long"' if len(text) > 16 else ""  # may be broken anywhere, which numbers may not
+    return f'<td{long} data-head="{escape(head)}">{escape(text)}</td>'
 
 
 def _small(note: str) -> str:
@@ -120,18 +134,35 @@ def facts(found: Mapping[str, str]) -> str:
         f'<tr><th scope="row">{escape(name)}</th><td class="left">{escape(value)}</td></tr>\n'
         for name, value in found.items()
     )
-    return f"<table><tbody>\n{''.join(rows)}</tbody></table>\n"
+    return f'<table class="facts"><tbody>\n{"".join(rows)}</tbody></table>\n'
 
 
-def glossary(words: Mapping[str, str]) -> str:
+def glossary(words: Mapping[str, str], body: str) -> str:
     """The section that explains the words of a page, which is named "words": `<a href="#words">` leads to it.
 
+    Args:
+        words: meanings. A name may have several words with commas between them.
+        body: HTML of the rest of the page. Only words that it, or the meaning of such a word, has are explained.
+
     Example:
-        >>> glossary({"cosine": "Likeness of two vectors."}).count("<dt>")
-        1
+        >>> words = {"cosine": "Likeness of two vectors.", "vector": "A list of numbers.", "loss": "What is lost."}
+        >>> glossary(words, "<p>Cosines of texts</p>").count("<dt>")
+        2
     """
-    meanings = "".join(f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>\n" for word, meaning in words.items())
-    return f'<h2 id="words">Words on this page</h2>\n<dl>\n{meanings}</dl>\n'
+    kept: set[str] = set()
+    new, text = [re.sub("<[^>]*>", " ", body)], ""
+    while new:
+        text += " ".join(new)
+        found = {name for name in words.keys() - kept if any(_has(text, escape(w)) for w in name.split(", "))}
+        new = [words[name] for name in found]
+        kept |= found
+    meanings = (f"<dt>{escape(name)}</dt><dd>{escape(words[name])}</dd>\n" for name in words if name in kept)
+    return f'<h2 id="words">Words on this page</h2>\n<dl>\n{"".join(meanings)}</dl>\n'
+
+
+def _has(text: str, word: str) -> bool:
+    """Whether a text has a word, in singular or plural."""
+    return bool(re.search(rf"(?<!\w){re.escape(word.removesuffix('s'))}s?(?!\w)", text, re.IGNORECASE))
 
 
 def bars(
@@ -226,19 +257,14 @@ def scatter(groups: Sequence[tuple[str, str, Sequence[tuple[str, float, float]]]
         for title, colour, own in groups
         if title
     ]
-    places = []
-    for number, ((name, x, y), colour) in enumerate(points, 1):
-        left, height = _percent(x, right), _percent(y, top)
-        drawn.append(f'<circle cx="{left:.2f}%" cy="{100 - height:.2f}%" r="5" fill="{colour}"/>')
-        places.append((HEIGHT * (1 - height / 100), left, number, name))
-    taken: list[tuple[float, float, str]] = []
-    for y, x, number, name in sorted(places):
-        while any(abs(y - other) < LINE and _meet(x, name, far, own) for other, far, own in taken):
-            y += LINE / 3  # one label below the other
-        taken.append((y, x, name))
-        end = ' text-anchor="end" dx="-9"' if _leftwards(x) else ' dx="9"'
+    places = [(_percent(x, right), HEIGHT * (1 - _percent(y, top) / 100)) for (_, x, y), _ in points]
+    drawn += [
+        f'<circle cx="{x:.2f}%" cy="{y:.1f}" r="{RADIUS}" fill="{colour}"/>'
+        for (x, y), (_, colour) in zip(places, points, strict=True)
+    ]
+    for number, ((x, _), (aside, y)) in enumerate(zip(places, _beside(places), strict=True), 1):
         drawn.append(
-            f'<text class="name" x="{x:.2f}%" y="{y:.1f}" dy="4"{end}>{number}<tspan> {escape(name)}</tspan></text>'
+            f'<text class="name" x="{x:.2f}%" y="{y:.1f}" dx="{aside}" dy="4" text-anchor="middle">{number}</text>'
         )
     said = "; ".join(f"{name}: {x:.4g}, {_four(y)}" for (name, x, y), _ in points)
     listed = "".join(
@@ -246,7 +272,7 @@ def scatter(groups: Sequence[tuple[str, str, Sequence[tuple[str, float, float]]]
         for (name, x, y), colour in points
     )
     note = "" if top[0] == 0 else f"<p>The vertical axis begins at {top[0]:g}, not at 0.</p>"
-    below = f"{note}\n<ol>{listed}</ol>"
+    below = f"{note}\n<p>The points, each with its horizontal and its vertical value:</p><ol>{listed}</ol>"
     keys = _keys((title, colour) for title, colour, own in groups if title and own)
     return _chart(f"{across}, {up}: {said}", keys, "".join(drawn), right, top, across, up, below)
 
@@ -284,12 +310,12 @@ def diagonal(
         drawn.append(
             f'<line class="drawn" x1="{left:.2f}%" y1="{100 - bottom:.2f}%" x2="{left:.2f}%" y2="{100 - top:.2f}%" '
             f'stroke="{NEW}" stroke-width="2"/>'
-            f'<circle cx="{left:.2f}%" cy="{100 - at:.2f}%" r="5" fill="{NEW}"/>'
+            f'<circle cx="{left:.2f}%" cy="{100 - at:.2f}%" r="{RADIUS}" fill="{NEW}"/>'
         )
     said = "; ".join(f"{across} {x:.4g}, {up} {y:.4g}" for x, y, *_ in points)
     note = "" if axis[0] == 0 else f"<p>Both axes begin at {axis[0]:,g}, not at 0.</p>"
     keys = _keys([(title or up, NEW), (f"{up} = {across}", OLD)])
-    return _chart(said, keys, "".join(drawn), axis, axis, across, up, note)
+    return _chart(said, keys, "".join(drawn), axis, axis, across, up, note, "square")
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
@@ -299,9 +325,8 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
         >>> ticks(0, 0.43), ticks(0.86, 1.0), ticks(0, 0)
         ([0.0, 0.1, 0.2, 0.3, 0.4, 0.5], [0.85, 0.9, 0.95, 1.0], [0.0, 1.0])
     """
-    if not high > low:
-        high = low + 1
-        most = 1
+    if not high - low > 1e-290:  # smaller ones have no steps
+        high, most = low + 1, 1
     small = 10 ** math.floor(math.log10((high - low) / most))
     for step in (factor * small for factor in (1, 2, 5, 10, 20)):
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -319,23 +344,36 @@ def _chart(
     across: str,
     up: str,
     below: str,
+    kind: str = "wide",
 ) -> str:
     """A figure: its legend, what is drawn over the lines of its axes, and the numbers below it."""
+    (beside, of_up), (under, of_across) = _labels(top), _labels(right)
     axes = [
         f'<line x1="0" x2="100%" y1="{y:.2f}%" y2="{y:.2f}%" stroke="var(--line)"/>'
-        f'<text x="0" y="{y:.2f}%" dx="-8" dy="4" text-anchor="end">{value:,.6g}</text>'
-        for value in top
+        f'<text x="0" y="{y:.2f}%" dx="-8" dy="4" text-anchor="end">{label}</text>'
+        for value, label in zip(top, beside, strict=True)
         for y in [100 - _percent(value, top)]
     ]
+    full = LETTER * (len("".join(under)) + len(under)) > NARROW  # a narrow screen has room for every second one
     axes += [
-        f'<text x="{_percent(value, right):.2f}%" y="100%" dy="20" text-anchor="middle">{value:,.6g}</text>'
-        for value in right
+        f'<text x="{_percent(value, right):.2f}%" y="100%" dy="20" text-anchor="middle"{hidden}>{label}</text>'
+        for i, (value, label) in enumerate(zip(right, under, strict=True))
+        for hidden in [' class="odd"' if full and i % 2 else ""]
     ]
+    room = 10 + math.ceil(LETTER * max(map(len, beside)))
     return (
-        f'<figure><figcaption>{keys}</figcaption><div>{escape(up)} &uarr;</div><svg role="img" '
-        f'aria-label="{escape(said)}">{"".join(axes)}{drawn}</svg><div class="across">{escape(across)} &rarr;</div>'
-        f"{below}</figure>\n"
+        f'<figure class="{kind}"><figcaption>{keys}</figcaption><div>{escape(up + of_up)} &uarr;</div><svg role="img" '
+        f'style="margin-left: {room}px; width: calc(100% - {room + 56}px)" aria-label="{escape(said)}">'
+        f'{"".join(axes)}{drawn}</svg><div class="across">{escape(across + of_across)} &rarr;</div>{below}</figure>\n'
     )
+
+
+def _labels(axis: Sequence[float]) -> tuple[list[str], str]:
+    """The values of an axis as short texts, and their unit as an addition to the title of the axis."""
+    largest = max(map(abs, axis))
+    power = 0 if 0.01 <= largest < 1e5 else max(3 * math.floor(math.log10(largest) / 3), -300)
+    unit = f", in {UNITS.get(power, f'units of 1e{power}')}" if power else ""
+    return [f"{value / 10.0**power:,.10g}" for value in axis], unit
 
 
 def _path(at: Sequence[tuple[float, float]], colour: str) -> str:
@@ -351,28 +389,31 @@ def _percent(value: float, axis: Sequence[float]) -> float:
     return 100 * (value - axis[0]) / (axis[-1] - axis[0])
 
 
-def _leftwards(x: float) -> bool:
-    """Whether the label of a point is on its left, as there is no room on its right."""
-    return x > 55
+def _beside(places: Sequence[tuple[float, float]]) -> list[tuple[int, float]]:
+    """Where the numbers of points are written: near the points, over no other point and over no other number.
 
+    Args:
+        places: x in percent of the width, and y in pixels.
 
-def _meet(x: float, name: str, other: float, own: str) -> bool:
-    """Whether two labels at the same height would cover each other, on a narrow screen without names or on a wide one.
-
-    The places are in percent of the width. A label begins beside its point, with the number of the point.
+    Returns:
+        Pixels from the point to the right, and y in pixels, of each number.
     """
+    taken = [(x, 0, y, RADIUS) for x, y in places]  # and what they cover to either side
+    found = []
+    for x, y in places:
+        around = ((way * far, up * far) for far in range(14, 14 * len(places) + 99, 5) for way, up in SIDES)
+        aside, at = next((dx, y + dy) for dx, dy in around if not any(_meet((x, dx, y + dy, LETTER), o) for o in taken))
+        taken.append((x, aside, at, LETTER))
+        found.append((aside, at))
+    return found
 
-    def covered(width: float, room: float, length: float) -> tuple[float, float]:
-        at = width / 100 * room
-        return (at - 9 - length, at + 5) if _leftwards(room) else (at - 5, at + 9 + length)
 
-    for width, lengths in ((NARROW, (0, 0)), (WIDE, (len(name), len(own)))):
-        (a, b), (c, d) = (
-            covered(width, place, LETTER * (2 + long)) for place, long in zip((x, other), lengths, strict=True)
-        )
-        if a < d and c < b:
-            return True
-    return False
+def _meet(one: tuple[float, int, float, int], two: tuple[float, int, float, int]) -> bool:
+    """Whether two things cover each other, each (percent, pixels to the right, y, half its size), at some width."""
+    (x, dx, y, size), (other_x, other_dx, other_y, other_size) = one, two
+    near = size + other_size
+    apart = [width * (x - other_x) / 100 + dx - other_dx for width in (NARROW, WIDE)]
+    return abs(y - other_y) < near and (min(map(abs, apart)) < near or apart[0] * apart[1] < 0)
 
 
 def _keys(found: Iterable[tuple[str, str]]) -> str:

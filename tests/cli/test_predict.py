@@ -1,3 +1,9 @@
+import csv
+import math
+import re
+from functools import partial
+
+import pandas
 import pytest
 import torch
 import transformers
@@ -34,26 +40,44 @@ def test_an_output_that_exists_is_kept(run, model, tmp_path):
 
 def test_the_score_is_shown_if_the_table_has_the_target(run, model, tmp_path):
     code, out, _ = run("predict", model, tmp_path / "t.csv", "--out", tmp_path / "p.csv")
-    header, *found = (tmp_path / "p.csv").read_text().split()
-    right = sum(int(value) == i % 3 for i, value in enumerate(found))
-    assert code == 0 and header == "predicted_y" and f"60 predictions, accuracy {right / 60:.4f}" in out
+    with (tmp_path / "p.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    own = [{c: float(row[f"probability_{c}"]) for c in "012"} for row in found]
+    right = sum(row["predicted_y"] == str(i % 3) for i, row in enumerate(found))
+    assert all(row["predicted_y"] == max(p, key=p.get) for row, p in zip(found, own, strict=True))
+    loss = sum(-math.log(p[str(i % 3)]) for i, p in enumerate(own)) / 60
+    assert code == 0 and list(found[0]) == ["predicted_y", *(f"probability_{c}" for c in "012")]
+    said = re.search(r"60 predictions, accuracy (\S+), AUC (\S+), log-loss (\S+)", out)
+    assert float(said[1]) == round(right / 60, 4) and 0 <= float(said[2]) <= 1
+    assert abs(float(said[3]) - loss) < 1e-4  # four decimals are shown
 
 
 def test_a_classifier_of_transformers_is_told_from_a_model_of_fit(run, model, tmp_path):
     torch.manual_seed(0)
     save(transformers.BertForSequenceClassification(transformers.BertConfig(**TINY)), tmp_path / "bert")
     (tmp_path / "rows.csv").write_text("id,text\n1,w1 w2\n2,w3\n")
-    args = tmp_path / "rows.csv", "--key", "id"
+    args = tmp_path / "rows.csv", "--text", "text"
     code, out, _ = run("predict", tmp_path / "bert", *args, "--out", tmp_path / "p.jsonl")
     assert code == 0 and "2 predictions" in out and len((tmp_path / "p.jsonl").read_text().splitlines()) == 2
     for folder, options, message in [
-        (model, ("--out", tmp_path / "q.csv"), "is no model of texts or images; leave out --key"),
+        (model, ("--out", tmp_path / "q.csv"), "is no model of texts or images; leave out --text"),
         (tmp_path / "bert", ("--missing", "drop", "--out", tmp_path / "q.csv"), "--missing is for models of snnk fit"),
         (tmp_path / "none", ("--out", tmp_path / "q.csv"), "none is no folder and cannot be the name of a model"),
     ]:
         code, _, err = run("predict", folder, *args, *options)
         assert code == 2 and message in err
-    code, _, err = run("predict", model, tmp_path / "t.csv", "--out", tmp_path / "q.parquet")
-    assert code == 2 and "are written as .csv" in err
+    code, _, err = run("predict", model, tmp_path / "t.csv", "--out", tmp_path / "q.xlsx")
+    assert code == 2 and "must end in .csv, .jsonl, .parquet" in err
     code, _, err = run("predict", tmp_path, tmp_path / "t.csv", "--out", tmp_path / "q.csv")
     assert code == 2 and "holds no model of snnk fit" in err
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_key_columns_are_copied_into_every_format(run, model, tmp_path, kind):
+    out = tmp_path / f"p.{kind}"
+    assert run("predict", model, tmp_path / "t.csv", "--key", "k,a", "--no-probabilities", "--out", out)[0] == 0
+    found = {"csv": pandas.read_csv, "jsonl": partial(pandas.read_json, lines=True), "parquet": pandas.read_parquet}
+    rows = found[kind](out)
+    assert list(rows) == ["k", "a", "predicted_y"] and len(rows) == 60
+    assert list(rows["k"]) == ["uv"[i % 2] for i in range(60)] and list(rows["a"]) == [i % 7 for i in range(60)]
+    assert set(map(str, rows["predicted_y"])) <= {"0", "1", "2"}

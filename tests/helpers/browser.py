@@ -22,7 +22,8 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
     *("--enable-logging=stderr", "--v=0", "--host-resolver-rules=MAP * ~NOTFOUND"),
 )
-LEAST = 9  # CSS pixels of the text of a picture
+LEAST = 9  # CSS pixels of any text
+SCREENS = [(400, False), (1280, True)]  # widths of pages that are tested, and whether the screen is dark
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; font-src data:"
 MEASURE = """
 addEventListener("load", () => {
@@ -30,15 +31,26 @@ addEventListener("load", () => {
   const all = [...page.querySelectorAll("body *")], box = e => e.getBoundingClientRect()
   const named = e => `${e.tagName} ${e.getAttribute("class") ?? ""}`.trim()
   const pictures = [...page.querySelectorAll("svg")].filter(e => !e.parentElement.closest("svg"))
-  const shown = [...page.querySelectorAll("svg text")].filter(e => box(e).width)
+  const style = e => page.defaultView.getComputedStyle(e)
+  const own = e => [...e.childNodes].some(n => n.nodeType == Node.TEXT_NODE && n.data.trim())
+  const size = e => parseFloat(style(e).fontSize) *
+    (e.getScreenCTM ? Math.hypot(e.getScreenCTM().c, e.getScreenCTM().d) : 1)
+  const meet = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 &&
+    Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3  // lines of text have a margin above and below
+  const covered = pictures.flatMap(svg => {
+    const texts = [...svg.querySelectorAll("text")].filter(e => box(e).width)
+    return texts.flatMap((e, i) => texts.slice(i + 1).filter(o => meet(box(e), box(o))).map(
+      o => `${e.textContent} and ${o.textContent}`))
+  })
   const found = {
     width, scroll: Math.max(root.scrollWidth, page.body.scrollWidth),
     outside: all.filter(e => box(e).width && (box(e).right > width + 1 || box(e).left < -1)).map(named),
-    heights: shown.map(e => parseFloat(page.defaultView.getComputedStyle(e).fontSize) *
-      Math.hypot(e.getScreenCTM().c, e.getScreenCTM().d)),
+    cut: all.filter(e => style(e).overflowX != "visible" && e.clientWidth && e.scrollWidth > e.clientWidth + 1 &&
+      !e.closest("svg")).map(named),
+    heights: all.filter(e => own(e) && box(e).width).map(size), covered,
     pictures: pictures.length, silent: pictures.filter(e => !(e.getAttribute("aria-label") ||
       e.getAttribute("aria-labelledby") || e.querySelector(":scope > title, :scope > desc"))).length,
-    back: page.defaultView.getComputedStyle(page.body).backgroundColor,
+    back: style(page.body).backgroundColor,
     text: page.body.innerText,
   }
   document.querySelector("#found").textContent = JSON.stringify(found)
@@ -56,7 +68,9 @@ class Shown:
         console: messages of the browser and of scripts, among them all attempts to load something.
         width, scroll: CSS pixels of the window, and of everything in it.
         outside: elements that reach beyond the window.
-        heights: CSS pixels of the texts of all pictures.
+        cut: elements that hide a part of what is in them, or have to be scrolled.
+        heights: CSS pixels of all texts.
+        covered: pairs of texts of a picture that cover each other.
         pictures, silent: how many SVGs there are, and how many of them have no text in their place.
         back: colour behind the text, such as "rgb(255, 255, 255)".
         text: what can be read on the page.
@@ -66,7 +80,9 @@ class Shown:
     width: int
     scroll: int
     outside: list[str]
+    cut: list[str]
     heights: list[float]
+    covered: list[str]
     pictures: int
     silent: int
     back: str
@@ -92,21 +108,26 @@ def photograph(path, picture, width=400, height=900, *, dark=False):
         _run(folder, dark, size, f"--screenshot={Path(picture).resolve()}", wrapper.as_uri())
 
 
-def check_page(path, width=400):
+def check_page(path, width=400, *, dark=False):
     """Assert that a page loads nothing, has no error, fits the window, and has legible pictures with a text each.
 
     Args:
         path: of the HTML file.
         width: CSS pixels of the window.
+        dark: whether the screen is dark; the page must be so too, or light on a light one.
 
     Returns:
         What the browser shows, as `Shown`.
     """
-    found = show(path, width)
+    found = show(path, width, dark=dark)
     assert found.width == width, f"the window has {found.width} pixels"
     assert found.console == [], f"messages of the browser: {found.console}"
     assert found.scroll <= width and found.outside == [], f"{found.scroll} pixels in {width}: {found.outside}"
-    assert all(height >= LEAST for height in found.heights), f"small text: {min(found.heights)} pixels"
+    assert found.cut == [], f"cut: {found.cut}"
+    assert min(found.heights) >= LEAST, f"small text: {min(found.heights)} pixels"
+    assert found.covered == [], f"texts that cover each other: {found.covered}"
+    light = sum(map(int, re.findall(r"\d+", found.back))) / 3
+    assert light < 64 if dark else light > 192, f"the background is {found.back}"
     assert found.silent == 0, f"{found.silent} of {found.pictures} pictures have no text in their place"
     return found
 

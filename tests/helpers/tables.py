@@ -6,9 +6,10 @@ import sys
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
-from snnk.tabular import FitConfig, TableModel
+from snnk.tabular import FitConfig, TableModel, fit
 
 CONFIG = FitConfig("y", 64, feature_map="random-fourier", bandwidth=1.0, block_dtype="float64", lam=1e-2)
 FILES = {"model.json", "model.safetensors", "report.html", "report.json"}  # of a model
@@ -58,3 +59,24 @@ def run_fit(source, out, *args, workers=1, wait=True, double=True):
         output = process.communicate(timeout=300)[0].decode()
         assert process.returncode == 0, output
     return process
+
+
+def make_classes(rows=3000, seed=0):
+    """A table with four classes, one of which has 0.4 % of the rows; columns matter in the order of their names."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 4)) * [1, 10, 0.1, 1]
+    kind = rng.choice(["red", "green", "blue"], rows)
+    value = 3 * x[:, 0] + 0.15 * x[:, 1] + (kind == "red") + 0.4 * rng.logistic(size=rows)
+    y = np.where(value < -1, "low", np.where(value < 2, "middle", "high"))
+    y[rng.choice(rows, rows // 250, replace=False)] = "rare"
+    return pa.table({**{f"x{i}": x[:, i] for i in range(4)}, "kind": kind, "y": y})
+
+
+def split_fit(table, folder, rows, **config):
+    """A model fitted to the first rows of a table, and the other rows as inputs and targets of the model."""
+    pq.write_table(table[:rows], folder / "train.parquet")
+    settings = {"num_features": 64, "feature_map": "random-fourier", "bandwidth": 1.0, "block_dtype": "float64"}
+    fit(folder / "train.parquet", folder / "model", FitConfig("y", **settings | config))
+    model = TableModel.load(folder / "model")
+    x, y, _ = model.columns.encode(table[rows:].combine_chunks().to_batches()[0], "rows")
+    return model, x, y

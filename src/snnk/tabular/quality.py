@@ -104,13 +104,19 @@ def assess(model_without: TableModel, x: Tensor, y: Tensor) -> tuple[PlattScalin
     task = "regression" if target.categories is None else "classification"
     found: dict[str, Any] = {"task": task, "rows": len(x), "warnings": []}
     if len(x) < FEWEST:
-        found["warnings"].append(f"Only {len(x)} rows were held out, and figures need at least {FEWEST}.")
+        found["warnings"].append(
+            f"Only {len(x)} rows were held out, and figures need at least {FEWEST}: fit to more rows, of which about a "
+            "tenth are held out, or measure the model with snnk predict on rows that it was not fitted to."
+        )
         return None, found
     if target.categories is not None and target.width < 2:
+        found["warnings"].append(f"All rows have the same {target.name!r}, so that there is nothing to measure.")
         return None, found
     outputs, calibration = model_without.outputs(x), None
     if target.categories is None:
-        found |= _of_numbers(standardise(outputs[:, 0].numpy(), target.mean, target.scale), y[:, 0].numpy(), target)
+        guess = standardise(outputs[:, 0].numpy(), target.mean, target.scale)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is null
+            found |= _of_numbers(guess, y[:, 0].numpy(), target)
         found["warnings"] += _useless(found, target)
     else:
         labels = y.argmax(1)
@@ -186,20 +192,24 @@ def _reliability(confidence: Tensor, right: Tensor) -> list[dict[str, Any]]:
 def _imbalance(found: dict[str, Any], guess: Tensor, labels: Tensor, names: tuple[str, ...]) -> list[str]:
     """Sentences on rare classes, and on predictions that are no better than one class for all rows."""
     rows, guessed = (torch.bincount(c, minlength=len(names)) for c in (labels, guess))
-    rare = [c for c in rows.argsort(stable=True).tolist() if rows[c] < RARE * len(labels)]
+    order = rows.argsort(stable=True).tolist()
+    rare = [c for c in order if rows[c] < RARE * len(labels)]
+    never = [c for c in order if rows[c] and not guessed[c]]
+
+    def listed(classes: list[int]) -> str:
+        more = f" and {len(classes) - 5:,} more" if len(classes) > 5 else ""
+        return ", ".join(f"{names[c]!r} ({int(rows[c]):,} rows)" for c in classes[:5]) + more
+
     said = []
     if rare:
-        shown = ", ".join(f"{names[c]!r} ({int(rows[c]):,})" for c in rare[:5])
-        more = f" and {len(rare) - 5:,} more" if len(rare) > 5 else ""
         said.append(
-            f"Imbalance: {shown}{more} of {len(names)} classes have under 1 % of the {len(labels):,} held-out rows. "
-            "Accuracy hardly depends on them; look at the recall of each class."
+            f"Imbalance: {len(rare):,} of {len(names):,} classes have fewer than 1 % of the {len(labels):,} held-out "
+            f"rows: {listed(rare)}. Accuracy hardly depends on them; look at the recall of each class."
         )
-    last = int(rows.argmin())
-    if not guessed[last]:
+    if never:
         said.append(
-            f"Imbalance: the rarest class, {names[last]!r} with {int(rows[last]):,} held-out rows, is never predicted. "
-            "Use its probability with a threshold of your own, or fit to more rows of it."
+            f"Imbalance: {len(never):,} of {len(names):,} classes are never predicted: {listed(never)}. Compare their "
+            "probabilities with a threshold of your own, or fit to more rows of them."
         )
     if found["accuracy"] <= found["most_frequent_accuracy"]:
         said.append(
@@ -254,8 +264,13 @@ def _useless(found: dict[str, Any], target: Column) -> list[str]:
 
 
 def _r2(guess: Array, y: Array) -> float | None:
-    variation = float(np.square(y - y.mean()).sum())
-    return _finite(1 - float(np.square(y - guess).sum()) / variation) if variation else None
+    """The share of the variance that is explained; None if all values are the same."""
+    with np.errstate(over="ignore"):
+        variation, rest = (float(np.square(y - other).sum()) for other in (y.mean(), guess))
+    if not variation:
+        return None
+    found = 1 - rest / variation
+    return found if found > -LARGEST else -LARGEST  # also if a prediction is no number
 
 
 def _finite(value: float) -> float | None:
@@ -303,7 +318,7 @@ def check_quality(stored: Any) -> dict[str, Any]:
         >>> check_quality({"task": "regression", "rows": 3, "warnings": []})["rows"]
         3
     """
-    if not isinstance(stored, dict) or stored.get("task") not in SHAPES:
+    if not isinstance(stored, dict) or stored.get("task") not in list(SHAPES):
         raise ValueError(f"the quality must have a task, one of {', '.join(SHAPES)}; got {_short(stored)}")
     # without enough rows there are no figures
     shape = ALWAYS if set(stored) == set(ALWAYS) else ALWAYS | SHAPES[stored["task"]]

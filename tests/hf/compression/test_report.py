@@ -15,6 +15,8 @@ from snnk.hf.compression.report import headline, latency, model_card
 from snnk.hf.compression.stages import Recovery
 from snnk.hf.serve import latency as measured
 
+from helpers import browser
+from helpers.browser import needs_browser
 from helpers.compression import TINY, check_page
 
 
@@ -203,3 +205,41 @@ def test_the_course_of_the_distillation(stored):
         page, card = check_page(html(report)), model_card(report)
         assert sentence in card and len(page.pictures) == (1 if recovery and recovery.stages else 0)
         assert (sentence in " ".join(page.texts)) == (recovery is not None)
+
+
+def test_warnings_about_several_models_are_one(stored):
+    doubts = ["keep 0.5: few & rough: give more", "keep 0.3: few & rough: give more", "keep 0.3: slow", "all is well"]
+    texts = " ".join(check_page(html({**stored, "warnings": doubts})).texts)
+    assert texts.count("Warning:") == 3 and "all is well." in texts and "keep 0.3: slow." in texts
+    assert "keep 0.5, keep 0.3: few & rough: give more." in texts
+
+
+def served(names):
+    """Stages of an export as a report has them."""
+    stages = [{"name": name, "bytes": 10**8 // (i + 1), "loss": 0.01 * i} for i, name in enumerate(names)]
+    runs = {name: {"processor_seconds": 0.004 / (i + 1)} for i, name in enumerate(names)}
+    latency = [
+        {"inputs": f"{n} x 32 tokens", "clock": "processor", "threads": 1, "runs": runs, "rounds": 9} for n in (1, 32)
+    ]
+    return {"to": "onnx", "cache": True, "no_cache": "", "stages": stages, "latency": latency}
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "dark"), browser.SCREENS)
+def test_the_page_in_a_browser(stored, tmp_path, width, dark):
+    """With every part that a page can have, and with long names."""
+    long = "a" * 200
+    report = copy.deepcopy(stored) | {"base_model": long, "warnings": [f"<b>{long}"]}
+    report["served"] = served(["original", "compressed", "onnx", "onnx int8 dynamic"])
+    points = [{"step": s, "training": 3e-6, "held_out": 4e-6 / (s + 1)} for s in range(0, 120_000, 20_000)]
+    report["report"]["recovery"] = asdict(
+        Recovery((20_000,) * 5, 100_000, tuple(points), "the time is over", 20, 2, 61.0)
+    )
+    for block in (*report["report"]["blocks"], *report["plan"]["blocks"]):
+        block["name"] += ".a_rather_long_name.of_a_part"
+    (held,) = report["held_out"]
+    held["classes"] = [{"label": long, "count": 10**6, "same": 0.5}, {"label": "b", "count": 5, "same": 0.2}]
+    held["worst"] = [{"text": "many words " * 40, "value": 1.5, "before": long, "after": "b"}]
+    (tmp_path / "report.html").write_text(html(report))
+    found = browser.check_page(tmp_path / "report.html", width, dark=dark)
+    assert found.pictures == 1 and "in units of 1e-6" in found.text and "onnx int8 dynamic" in found.text

@@ -20,8 +20,10 @@ from snnk.hf.serve import served as served_stages
 from snnk.hf.serve.served import loss_of
 from snnk.hf.serve.sessions import Session
 
+from helpers import browser
 from helpers.architectures import make as make_architecture
 from helpers.architectures import perturb_
+from helpers.browser import needs_browser
 from helpers.compression import check_page
 from helpers.heads import make
 from helpers.packages import need
@@ -167,6 +169,14 @@ def test_the_folder_is_what_sentence_transformers_and_optimum_read(exported):
     assert report["stages"][1]["loss"] < 1e-5 and "differs from PyTorch by" in " ".join(said)
     check_page((served / "report.html").read_text())
     assert 'SentenceTransformer("this folder", backend="onnx")' in (served / "README.md").read_text()
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "dark"), browser.SCREENS)
+def test_the_page_in_a_browser(exported, width, dark):
+    found = browser.check_page(exported[3] / "report.html", width, dark=dark)
+    assert "From PyTorch to what is served" in found.text and "loss; the dashed line is 1" in found.text
+    assert "\nlatency\nThe time for one batch." in found.text and "\nkeep\n" not in found.text
 
 
 @pytest.mark.parametrize("texts", [["w1"], ["w1 w2 w3", "w4 " * 30, "w7 w8"]])

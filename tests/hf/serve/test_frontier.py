@@ -16,6 +16,8 @@ from snnk.hf.compression.damage import TooFewTokens
 from snnk.hf.serve import frontier as module
 from snnk.hf.serve import frontier_page
 
+from helpers import browser
+from helpers.browser import needs_browser
 from helpers.compression import check_page
 from helpers.heads import make
 from helpers.packages import need
@@ -268,6 +270,21 @@ def test_the_page_escapes_names_and_has_both_pictures():
     found = check_page(page)
     assert found.tags.count("svg") == 2 and found.tags.count("circle") == 4 and "<b>me" not in page
     assert "same nearest neighbour (top-1)" in found.texts and "Warning:" in found.texts
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "dark"), browser.SCREENS)
+def test_the_page_in_a_browser(tmp_path, width, dark):
+    """Models that are alike, exported ones, and a rival, with long names."""
+    shared = [1.0, 0.9, 0.9, 0.9, 0.7, 0.95, 0.9, 0.6, 0.01]
+    report = report_of(*({"cosine": 1 - i / 99, "same nearest": same} for i, same in enumerate(shared)))
+    report["base_model"] = "organisation/" + "a-long-name" * 9
+    for i, point in enumerate(report["points"]):
+        form = ("torch", "openvino-int8", None)[i // 5 if i < 8 else 2]
+        point |= {"form": form, "name": f"{'very ' * i}long name of a model, {form}", "seconds": [1e-3 * (9 - i), 1e-2]}
+    (tmp_path / "report.html").write_text(frontier_page.html(report))
+    found = browser.check_page(tmp_path / "report.html", width, dark=dark)
+    assert found.pictures == 2 and "cosine" in found.text and "int8\nWeights and activations in 8 bits" in found.text
 
 
 def test_figures_of_classifiers_and_decoders():

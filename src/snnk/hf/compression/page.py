@@ -65,7 +65,7 @@ def html(report: Mapping[str, Any]) -> str:
 <div class="cards">{cards}</div>
 {LEGEND}
 {_served(report)}{lost(report)}
-<h2>The whole model, in parts of the original</h2>
+<h2>The whole model, as shares of the original</h2>
 {overall}
 <h2>Parameters of each block</h2>
 {bars(names, [("before", OLD, before), ("after", NEW, after)], left)}
@@ -75,13 +75,19 @@ def html(report: Mapping[str, Any]) -> str:
 {table(heads, (_row(block, planned[block["name"]]) for block in blocks))}
 <h2>How it was made</h2>
 {facts(_facts(report))}
-{glossary({**COMMON, **WORDS, **(INT8 if "served" in report else {})})}"""
+"""
+    body += glossary({**COMMON, **WORDS, **INT8}, body)
     return page(f"{report['base_model']}, compressed by snnk", f"{report['base_model']}, compressed", body)
 
 
 def warnings(report: Mapping[str, Any]) -> str:
-    """The warnings of a report, as paragraphs."""
-    return "".join(f"<p><b>Warning:</b> {escape(doubt)}.</p>" for doubt in report.get("warnings", ()))
+    """The warnings of a report, as paragraphs; a warning about several models is one."""
+    found: dict[str, list[str]] = {}
+    for doubt in report.get("warnings", ()):
+        about, mark, text = doubt.partition(": ")
+        found.setdefault(text if mark else about, []).append(about if mark else "")
+    doubts = (f"{', '.join(about)}: {text}" if any(about) else text for text, about in found.items())
+    return "".join(f"<p><b>Warning:</b> {escape(doubt)}.</p>\n" for doubt in doubts)
 
 
 def _served(report: Mapping[str, Any]) -> str:
@@ -126,7 +132,7 @@ def lost(report: Mapping[str, Any]) -> str:
     for held, title in zip(sets, titles, strict=True):
         if held["classes"]:
             heads = ["class", "predicted by the original", "part of these with the same prediction"]
-            rows = ([c["label"], f"{c['count']:,}", figures.shown(c["same"])] for c in held["classes"])
+            rows = ([str(c["label"]), f"{c['count']:,}", figures.shown(c["same"])] for c in held["classes"])
             parts.append(f"<h3>Each class, {escape(title)}</h3>\n{table(heads, rows)}")
         if held["worst"]:
             parts.append(f"<h3>The worst {len(held['worst'])} of {escape(title)}</h3>\n{_worst(held)}")
@@ -146,9 +152,9 @@ def _worst(held: Mapping[str, Any]) -> str:
     return table(["input", *(["original", "compressed"] if both else []), figures.measure_of(held)], rows)
 
 
-def _output(value: str | float | None) -> str:
+def _output(value: str | int | float | None) -> str:
     """A class, by name or number, or a single number."""
-    return figures.shown(value) if value is None or isinstance(value, float) else value
+    return figures.shown(value) if value is None or isinstance(value, float) else str(value)
 
 
 def _whole(report: Mapping[str, Any]) -> list[tuple[str, float, str]]:

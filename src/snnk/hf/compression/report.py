@@ -81,7 +81,7 @@ def headline(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     size, speed = report["bytes"], report["latency"]
     return [
         ("stored", f"{size['original'] / 1e6:.1f} &rarr; {size['compressed'] / 1e6:.1f} MB"),
-        (f"as fast, {speed['threads']} thread(s), {speed['clock']} time", f"{speed['speedup']:.2f} &times;"),
+        (f"as fast ({using.clock_of(speed)})", f"{speed['speedup']:.2f} &times;"),
         *_latency(report),
         *((what, figures.shown(value)) for what, value in figures.headline(report["held_out"][0])),
     ]

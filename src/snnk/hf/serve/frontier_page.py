@@ -9,7 +9,7 @@ from snnk._html import GREY, NEW, OTHER, facts, glossary, page, scatter, table
 from snnk._text import html as escape
 from snnk.hf.compression import figures
 from snnk.hf.compression.page import COMMON, LEGEND, warnings
-from snnk.hf.serve.using import INT8, milliseconds
+from snnk.hf.serve.using import INT8, clock_of, milliseconds
 
 FORMAT = "snnk.Frontier/1"
 LOWER = ("KL divergence", "relative squared error", "perplexity")  # figures of which less is better
@@ -40,7 +40,7 @@ def headings(report: Mapping[str, Any], part: int = 0) -> list[str]:
     """Headings of `rows`."""
     times = [milliseconds(found) for found in report["latency"]]
     faster = [f"times as fast, {found['inputs']}" for found in report["latency"]]
-    return ["", "MB", *times, *faster, *(_words(key) for key in _shown(report, part))]
+    return ["model", "MB", *times, *faster, *(_words(key) for key in _shown(report, part))]
 
 
 def rows(report: Mapping[str, Any], part: int = 0) -> list[list[str]]:
@@ -72,8 +72,8 @@ def html(report: Mapping[str, Any]) -> str:
             )
             for form, colour in _colours(points).items()
         ]
-        across = f"milliseconds for {found['inputs']}, {found['threads']} thread(s), {found['clock']} time"
-        parts.append(f"<h2>{escape(found['inputs'])}</h2>\n")
+        across = f"milliseconds for {found['inputs']} ({clock_of(found)})"
+        parts.append(f"<h2>Latency and agreement, {escape(found['inputs'])}</h2>\n")
         parts.append(scatter(groups, across, _words(key)))
     for part, held in enumerate(points[0]["held_out"]):
         parts.append(f"<h2>Agreement with the original on {escape(figures.described(held))}</h2>\n")
@@ -81,24 +81,24 @@ def html(report: Mapping[str, Any]) -> str:
     found = report["latency"][0]
     measured = {
         "latency": f"medians in turns over {' and '.join(str(f['rounds']) for f in report['latency'])} rounds, by "
-        f"{found['clock']} time on {found['threads']} thread(s); {found['processor']} ({found['instructions']})",
+        f"{clock_of(found)}; {found['processor']} ({found['instructions']})",
         "compared": report["compared"],
         "calibration": f"{report['calibration']['count']:,} {report['calibration']['kind']} of "
         f"{report['calibration']['file']}",
         "settings": ", ".join(f"{name} {value}" for name, value in report["settings"].items() if value is not None),
         "versions": ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
     }
-    static = STATIC if any(point["form"] is None for point in points) else {}
     meanings = {_words(key): figures.WORDS[key.rpartition(": ")[2]][1] for key in _shown(report, 0)}
     better = "lower" if key.rpartition(": ")[2] in LOWER else "higher"
-    body = f"""<p>Each point is a model. The further left it is, the faster, and the {better}, the closer to the
-original on inputs that nothing was fitted to. A line joins what snnk makes of {escape(report["base_model"])}: blue in
-PyTorch, orange as it is exported.</p>
+    body = f"""<p>Each point is a model. A point further to the left is faster, and a {better} one is closer to the
+original, measured on inputs that nothing was fitted to. A line joins what snnk makes of
+{escape(report["base_model"])}: blue in PyTorch, orange as it is exported.</p>
 {warnings(report)}
 {LEGEND}
 {"".join(parts)}<h2>How it was measured</h2>
 {facts(measured)}
-{glossary({**COMMON, **meanings, **{word: INT8[word] for word in ("onnx, openvino", "int8")}, **static})}"""
+"""
+    body += glossary({**COMMON, **meanings, **INT8, **STATIC}, body)
     return page(title, title, body)
 
 

@@ -88,14 +88,15 @@ def html(report: Mapping[str, Any]) -> str:
         "settings": ", ".join(f"{key} {value}" for key, value in report["settings"].items() if value is not None),
         "versions": ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
     }
-    words = {word: meaning for word, meaning in COMMON.items() if word != "keep"}  # nothing was compressed here
     body = f"""<p>{escape(sentence(report))}</p>
 {warnings(report)}
 {LEGEND}
-<h2>Stages</h2>
+<h2>From PyTorch to what is served</h2>
+<p>Size, latency and loss of each stage; the loss is that against PyTorch, on held-out inputs.</p>
 {pictures(report)}
 {lost(report)}
 <h2>How it was made</h2>
 {facts(made)}
-{glossary({**words, "calibration": "Unlabelled inputs, from which int8 takes its scales.", **INT8})}"""
+"""
+    body += glossary({**COMMON, "calibration": "Unlabelled inputs, from which int8 takes its scales.", **INT8}, body)
     return page(f"{report['base_model']}, exported by snnk", f"{report['base_model']}, exported", body)

@@ -83,8 +83,18 @@ def milliseconds(latency: Mapping[str, Any]) -> str:
         >>> milliseconds({"clock": "processor", "threads": 1, "inputs": "1 x 32 tokens"})
         'ms of processor time, 1 thread, 1 x 32 tokens'
     """
+    return f"ms of {clock_of(latency)}, {latency['inputs']}"
+
+
+def clock_of(latency: Mapping[str, Any]) -> str:
+    """The clock and the number of threads of a measurement.
+
+    Example:
+        >>> clock_of({"clock": "processor", "threads": 2})
+        'processor time, 2 threads'
+    """
     threads = latency["threads"]
-    return f"ms of {latency['clock']} time, {threads} thread{'s' if threads > 1 else ''}, {latency['inputs']}"
+    return f"{latency['clock']} time, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def rows(report: Mapping[str, Any]) -> list[list[str]]:
@@ -110,7 +120,7 @@ def pictures(report: Mapping[str, Any]) -> str:
     parts = []
     for i, title in enumerate(heads(report)[1:-1], 1):
         values = [0.0 if line[i] == "-" else float(line[i]) for line in lines]
-        key = f"{title}; the dashed line is the first"
+        key = f"{title}; the dashed line is {names[0]}"
         parts.append(bars(names, [(key, NEW, values)], [line[i] for line in lines], values[0]))
     losses = [(stage["name"], stage["loss"]) for stage in stages if "loss" in stage]
     values = [value for _, value in losses]
