@@ -2,6 +2,7 @@
 
 import csv
 import decimal
+import gzip
 import os
 import re
 
@@ -281,8 +282,16 @@ CASES = {
     "a constant target": (parquet(x=X, y=np.full(ROWS, 2.5)), {}, regression(0)),
     "a constant target of 1.5e300": (parquet(x=X, y=np.full(ROWS, 1.5e300)), {"task": "regression"}, regression(0)),
     "a column of rounding errors": (parquet(c=1e20 + 16384 * (np.arange(ROWS) % 2), x=X, y=Y), {}, RIGHT),
-    "names that are equal": (named(["x", "x", "y"], X, X, Y), {}, "t.parquet cannot be .* duplicate field names"),
-    "names that are equal in a CSV": (raw("x,x,y\n1,2,3.5\n2,3,4.5\n"), {}, "t.csv cannot be .* multiple columns"),
+    "names that are equal": (
+        named(["x", "x", "y"], X, X, Y),
+        {},
+        "t.parquet has several columns with the name 'x'; rename",
+    ),
+    "names that are equal in a CSV": (
+        raw("x,x,y\n1,2,3.5\n2,3,4.5\n"),
+        {},
+        "t.csv has several columns with the name 'x'; rename",
+    ),
     "a name that is empty": (named(["", "y"], X, Y), {}, RIGHT),
     "a name with a line break": (named(["a\nb", "y"], X, Y), {}, RIGHT),
     "a name with markup and escapes": (named(["[bold]\x1b[2J", "y"], X, Y), {}, RIGHT),
@@ -320,13 +329,39 @@ CASES = {
         {},
         RIGHT,
     ),
-    "semicolons": (raw(("x,y\n" + LINES).replace(",", ";")), {}, "with commas between its cells"),
+    "semicolons": (raw(("x,y\n" + LINES).replace(",", ";")), {}, RIGHT),
+    "semicolons and decimal commas": (raw(("x,y\n" + LINES).replace(",", ";").replace(".", ",")), {}, RIGHT),
+    "tabs in a CSV": (raw(("x,y\n" + LINES).replace(",", "\t")), {}, RIGHT),
+    "tabs": (raw(("x,y\n" + LINES).replace(",", "\t"), "t.tsv"), {}, RIGHT),
+    "commas in names with semicolons": (raw('"x,a,b,c";y\n' + LINES.replace(",", ";")), {}, RIGHT),
+    "gzip": (raw(gzip.compress(("x,y\n" + LINES).encode()), "t.csv.gz"), {}, RIGHT),
+    "tabs and gzip": (raw(gzip.compress(("x,y\n" + LINES).replace(",", "\t").encode()), "t.TSV.gz"), {}, RIGHT),
+    "gzip of which a part is left": (
+        raw(gzip.compress(("x,y\n" + LINES).encode())[:-200], "t.csv.gz"),
+        {},
+        "t.csv.gz cannot be read as csv: Compressed file ended",
+    ),
+    "gzip by name only": (raw("x,y\n" + LINES, "t.csv.gz"), {}, "t.csv.gz cannot be read as csv: Not a gzipped file"),
     "a line that is too short": (raw(f"x,y\n{LINES}1\n"), {}, "t.csv"),
     "a line that is too long": (raw(f"x,y\n{LINES}1,2,3\n"), {}, "t.csv"),
     "a header alone": (raw("x,y\n"), {}, "no rows|has no values"),
     "a quote that is not closed": (raw(f'x,y\n{LINES}1,"2\n'), {}, texts(ROWS + 1)),
-    "UTF-16": (raw(("x,y\n" + LINES).encode("utf-16")), {}, "t.csv|no column 'y'"),
-    "Latin-1": (raw("x,k,y\n1,caf\xe9,1.5\n2,b,2.5\n".encode("latin-1")), {}, NO_NUMBER),
+    "UTF-16": (raw(("x,y\n" + LINES).encode("utf-16")), {}, "byte 0, in line 1, is 0xFF.* iconv -f utf-16"),
+    "Latin-1": (
+        raw("x,k,y\n1,caf\xe9,1.5\n2,b,2.5\n".encode("latin-1")),
+        {},
+        "t.csv is not UTF-8 text: byte 11, in line 2, is 0xE9; save it as UTF-8, .* iconv -f latin1 -t utf-8",
+    ),
+    "Latin-1 behind a million bytes": (
+        raw(b"x,k,y\n" + b"1,ab,1.5\n" * 150_000 + b"2,caf\xe9,2.5\n"),
+        {},
+        "t.csv is not UTF-8 text: byte 1350011, in line 150002, is 0xE9",
+    ),
+    "Latin-1 in the header": (
+        raw("x\xe9,y\n1,2\n".encode("latin-1")),
+        {},
+        "t.csv is not UTF-8 text: byte 1, in line 1",
+    ),
     "a zero byte": (raw("x,y\n" + LINES + "\0,1\n"), {}, texts(ROWS + 1)),
     "a field of 200,000 characters": (
         raw("x,k,y\n" + "".join(f"{a},{'k' * 200_000 if a == X[5] else 'b'},{b}\n" for a, b in zip(X, Y, strict=True))),
@@ -337,7 +372,17 @@ CASES = {
     "text behind a million bytes of numbers": (
         raw("x,y\n" + "1.5,2.5\n" * 150_000 + "abc,1\n"),
         {},
-        "does not fit its columns",
+        "column 'x' has 'abc' at row 150000 of t.csv, and numbers in the first rows; correct it, empty the cell",
+    ),
+    "a fraction behind a million bytes of whole numbers": (
+        raw("x,y\n" + "1,2.5\n" * 200_000 + "1.5,1\n"),
+        {},
+        "column 'x' has '1.5' at row 200000 of t.csv, and whole numbers in the first rows",
+    ),
+    "text behind a million bytes of empty cells": (
+        raw("x,k,y\n" + "1,,2.5\n" * 200_000 + "1,red,1\n"),
+        {"missing": "mean"},
+        "column 'k' has 'red' at row 200000 of t.csv, and no values in the first rows",
     ),
     "a picture": (raw(b"\xff\xd8\xff\xe0" * 50), {}, "t.csv|no column 'y'"),
     "files with other columns": (files(a="x,y\n" + LINES, b="x,z\n" + LINES), {}, "absent in [ab].csv"),
@@ -350,7 +395,7 @@ CASES = {
     "dates where numbers were": (
         files(a="x,y\n" + LINES, b="x,y\n2020-01-01,1.5\n"),
         {},
-        "b.csv does not fit its columns",
+        "column 'x' has '2020-01-01' at row 0 of b.csv, and numbers in the first rows",
     ),
     # files
     "an empty CSV": (raw(""), {}, "t.csv cannot be read as csv"),

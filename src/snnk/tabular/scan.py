@@ -221,10 +221,7 @@ class Scan:
             raise ValueError(f"the target {target!r} cannot be left out with drop")
         for name in (target, *drop):
             if name not in table.names:
-                raise ValueError(
-                    f"no column {name!r} in {table.source}; it has {', '.join(table.names) or 'none'}"
-                    f"{_delimiter_advice(table)}"
-                )
+                raise ValueError(f"no column {name!r} in {table.source}; it has {', '.join(table.names) or 'none'}")
         statistics = {}
         for column in table.schema:
             if column.name in drop:
@@ -330,8 +327,3 @@ class Scan:
         if task == "classification" and not (target.category or few):
             raise ValueError(f"target {name!r} has more than {FEW_CLASSES} values or fractions; make it a text column")
         return classes
-
-
-def _delimiter_advice(table: Table) -> str:
-    one = table.names[0] if len(table.names) == 1 and table.format == "csv" else ""
-    return "; write the file with commas between its cells" if ";" in one or "\t" in one else ""

@@ -1,17 +1,22 @@
-"""Tables as blocks of rows: Parquet, CSV and Arrow files, folders of them, and Hugging Face datasets.
+"""Tables as blocks of rows: Parquet, CSV, TSV and Arrow files, folders of them, frames, streams and datasets.
 
-A block is the unit that a fit counts as a whole or not at all: a row group of a Parquet file, or one record batch of
-any other source. Blocks have labels and an order, which are the same in every run.
+A block is the unit that a fit counts as a whole or not at all: a row group of a Parquet file, a record batch of another
+file, or 65,536 rows of any other source. Blocks have labels and an order, which are the same in every run.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterator
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from snnk.tabular import delimited
+from snnk.tabular.streams import BATCH_ROWS, Stream, digest, is_stream, refuse_duplicates
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,11 +25,13 @@ FORMATS = {
     ".parquet": "parquet",
     ".pq": "parquet",
     ".csv": "csv",
+    ".csv.gz": "csv",
+    ".tsv": "csv",
+    ".tsv.gz": "csv",
     ".arrow": "ipc",
     ".feather": "ipc",
     ".ipc": "ipc",
 }
-BATCH_ROWS = 1 << 16
 PIECE_BYTES = 1 << 26  # number of bytes of a file that are hashed at once; workers share these pieces
 
 
@@ -33,19 +40,26 @@ class Dataset(Protocol):
 
     @property
     def num_rows(self) -> int: ...
-    @property
-    def cache_files(self) -> list[dict[str, str]]: ...
     def with_format(self, type: str) -> Any: ...
 
 
-Source = str | os.PathLike[str] | Dataset
+class ArrowStream(Protocol):
+    """Frames, tables and readers that give Arrow data."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
+
+
+Rows = ArrowStream | Iterable[Any]  # the items are record batches or frames
+Source = str | os.PathLike[str] | Dataset | Rows | Callable[[], Rows]
 
 
 class Table:
-    """The rows of a file, of a folder of files, or of a Hugging Face dataset, in blocks.
+    """The rows of a file, of a folder of files, of a frame, a stream or a Hugging Face dataset, in blocks.
 
     Args:
-        source: a path, or a `datasets.Dataset`.
+        source: a path; a `datasets.Dataset`; anything with `__arrow_c_stream__`, such as a frame of pandas or Polars, a
+            relation of DuckDB or a table of pyarrow; a list of record batches; or a callable without arguments that
+            returns a new reader or iterator of record batches whenever it is called.
         text: columns of CSV files that are read as the text that the file has, without a guess of their type: 007
             stays 007.
 
@@ -58,26 +72,31 @@ class Table:
     """
 
     def __init__(self, source: Source, text: Collection[str] = ()) -> None:
-        self.source = source
+        self.source = str(source) if isinstance(source, str | os.PathLike) else f"the {type(source).__name__}"
         self._fragments: dict[str, Any] = {}
+        self._files: dict[str, Path] = {}
         self._rows: Any = None  # the dataset, if the source is one
+        self._stream: Stream | None = None
         if isinstance(source, str | os.PathLike):
             self._open(Path(source), text)
         elif hasattr(source, "with_format") and isinstance(getattr(source, "num_rows", None), int):
             self._rows, self.format = source.with_format("arrow"), "dataset"
             self.schema: pa.Schema = self._rows[:0].schema
-            self._files = {entry["filename"]: Path(entry["filename"]) for entry in source.cache_files}
+            cached: list[dict[str, str]] = getattr(source, "cache_files", [])
+            self._files = {entry["filename"]: Path(entry["filename"]) for entry in cached}
+        elif is_stream(source):
+            self._stream, self.format = Stream(source), "stream"
+            self.source, self.schema = self._stream.name, self._stream.schema
         else:
             raise TypeError(
-                f"rows must come from a path or a datasets.Dataset; got {type(source).__name__}. "
-                "Write it to Parquet, or use snnk.sklearn for a frame in memory"
+                "rows must come from a path, a frame or another object with __arrow_c_stream__, record batches, a "
+                f"callable that returns some, or a datasets.Dataset; got {type(source).__name__}"
             )
         self._stamps = {name: _stamp(path) for name, path in self._files.items()}
 
     def _open(self, path: Path, text: Collection[str]) -> None:
         """Find the files and read their headers, so that a truncated file fails before any work."""
         import pyarrow as pa
-        import pyarrow.csv as pc
         import pyarrow.dataset as ds
 
         if not path.exists():
@@ -85,22 +104,19 @@ class Table:
                 f"no file or folder {path}; expected one of {', '.join(FORMATS)} or a folder of them"
             )
         root = path if path.is_dir() else path.parent
-        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in FORMATS) if path.is_dir() else [path]
+        files = sorted(p for p in path.rglob("*") if _ending(p) in FORMATS) if path.is_dir() else [path]
         files = [p for p in files if not p.is_dir()]  # Spark writes folders with names such as all.parquet
         for odd in files:
             if not odd.is_file():
                 raise ValueError(f"{odd} is no regular file, or a link to nothing; remove it or name another source")
-        kinds = {FORMATS.get(p.suffix.lower(), p.suffix) for p in files}
+        kinds = {FORMATS.get(_ending(p), p.suffix) for p in files}
         if len(kinds) != 1 or not kinds <= set(FORMATS.values()):
             found = ", ".join(sorted(kinds)) or "nothing"
             raise ValueError(f"{path} holds {found}; expected files of one format: {', '.join(FORMATS)}")
         self.format = kinds.pop()
         self._files = {str(p.relative_to(root)): p for p in files}
-        reader = self.format
-        if reader == "csv":  # an empty cell is a missing value in columns of text, too
-            types = {name: pa.string() for name in text}
-            reader = ds.CsvFileFormat(convert_options=pc.ConvertOptions(strings_can_be_null=True, column_types=types))
         try:
+            reader = delimited.reader_of(self._files, text) if self.format == "csv" else self.format
             dataset = ds.dataset([str(p) for p in files], format=reader)
             self.schema = dataset.schema
             fragments = {str(Path(f.path).relative_to(root)): f for f in dataset.get_fragments()}
@@ -114,9 +130,32 @@ class Table:
                     for name, fragment in fragments.items()
                     for i, part in enumerate(fragment.split_by_row_group())
                 }
-        except (OSError, ValueError, pa.ArrowException) as error:  # pyarrow also raises plain ValueErrors
-            raise ValueError(f"{path} cannot be read as {self.format}: {error}; correct it, or name another") from error
+        except (OSError, EOFError, zlib.error, ValueError, pa.ArrowException) as error:  # also plain ValueErrors
+            self._refuse_duplicates()
+            said = self._not_utf8() or f"{path} cannot be read as {self.format}: {error}; correct it, or name another"
+            raise ValueError(said) from error
         self._fragments = fragments
+        refuse_duplicates(self.names, str(path))
+        if self.format == "csv" and any(pa.types.is_binary(column.type) for column in self.schema):
+            raise ValueError(self._not_utf8() or f"{path} has bytes that are no text; correct it, or name another")
+
+    def _refuse_duplicates(self) -> None:
+        """Raise an error that names the columns of a file that have one name; pyarrow's own does not."""
+        import pyarrow as pa
+
+        for name, path in self._files.items():
+            found: list[str] = []
+            with suppress(OSError, EOFError, zlib.error, pa.ArrowException):
+                found = _names(path, self.format)
+            refuse_duplicates(found, name)
+
+    def _not_utf8(self) -> str:
+        """A sentence on the first byte of a CSV file that is no text, or ""."""
+        with suppress(OSError, EOFError, zlib.error):
+            for name, path in self._files.items() if self.format == "csv" else ():
+                if said := delimited.find_not_utf8(path, name):
+                    return said
+        return ""
 
     @property
     def names(self) -> list[str]:
@@ -124,9 +163,11 @@ class Table:
         return list(self.schema.names)
 
     def count_rows(self) -> int:
-        """Number of rows, or 0 for CSV files, which would have to be read for it."""
+        """Number of rows, or 0 where it is not known before they are read."""
         if self.format == "csv":
             return 0
+        if self._stream is not None:
+            return self._stream.rows
         return len(self._rows) if self._rows is not None else sum(f.count_rows() for f in self._fragments.values())
 
     def blocks(
@@ -134,9 +175,9 @@ class Table:
     ) -> Iterator[tuple[str, Iterator[pa.RecordBatch]]]:
         """Yield (label, record batches) of the blocks for which `mine(index, label)` is true, always in one order."""
         index = 0
-        for start in self._starts():
+        for read in self._chunks():
             if mine(index, label := f"rows[{index}]"):
-                yield label, iter(self._rows[start : start + BATCH_ROWS].select(columns or self.names).to_batches())
+                yield label, iter(read().select(columns or self.names).combine_chunks().to_batches())
             index += 1
         for name, fragment in self._fragments.items():
             if self.format == "parquet":
@@ -156,17 +197,18 @@ class Table:
         try:
             yield from fragment.to_batches(columns=columns, batch_size=BATCH_ROWS, schema=self.schema)
         except (OSError, ValueError, pa.ArrowException) as error:
-            if self.format != "csv":
+            if self.format != "csv" or isinstance(error, OSError):
                 raise ValueError(f"{name} is damaged: {error}; copy it or write it again") from error
-            types = ", ".join(f"{column.name}: {column.type}" for column in self.schema)
-            raise ValueError(
-                f"{name} does not fit its columns, {types}: {error}. The types were guessed from the first rows; "
-                "convert the file to Parquet, or write all numbers of a column in one form"
-            ) from error
+            raise ValueError(delimited.explain(self._files[name], name, error, self.schema)) from error
 
-    def _starts(self) -> range:
-        """The first row of each block of a dataset."""
-        return range(0, 0 if self._rows is None else len(self._rows), BATCH_ROWS)
+    def _chunks(self) -> Iterator[Callable[[], pa.Table]]:
+        """Functions that read the blocks of a dataset or of a stream, always in one order."""
+        if self._rows is not None:
+            for start in range(0, len(self._rows), BATCH_ROWS):
+                yield partial(self._rows.__getitem__, slice(start, start + BATCH_ROWS))
+        if self._stream is not None:
+            for index, chunk in enumerate(self._stream.chunks()):
+                yield partial(self._stream.check, index, chunk)
 
     def check_unchanged(self) -> None:
         """Raise if a file is not the one that was opened: rows of two versions must not be mixed."""
@@ -177,7 +219,7 @@ class Table:
     def fingerprint(
         self, rank: int = 0, size: int = 1, gather: Callable[[Any], list[Any]] = lambda value: [value]
     ) -> str:
-        """Hash the schema and all contents: every byte of the files, or every row of a dataset.
+        """Hash the schema and all contents: every byte of the files, or every row of another source.
 
         A checkpoint is valid for one content only, and a file can be replaced by one of equal size and time that
         differs in the middle. Hashing reads about 1 GB per second and core, which is little beside the two passes of a
@@ -201,8 +243,8 @@ class Table:
 
     def _pieces(self) -> Iterator[tuple[str, Callable[[], Iterator[Any]]]]:
         """Yield (name, reader of its bytes) of each piece of the contents, always in one order."""
-        for start in self._starts():
-            yield f"rows {start}", partial(_row_bytes, self._rows, start)
+        for index, read in enumerate(self._chunks()):
+            yield f"rows {index * BATCH_ROWS}", partial(_row_bytes, read)
         for name, path in self._files.items() if self._rows is None else ():
             size = self._stamps[name][0]
             for start in range(0, max(size, 1), PIECE_BYTES):
@@ -230,14 +272,26 @@ def _file_bytes(path: Path, start: int) -> Iterator[bytes]:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _row_bytes(rows: Any, start: int) -> Iterator[pa.Buffer]:
-    """The values of a block of a dataset. Its buffers may hold other rows, which do not count."""
-    import pyarrow as pa
+def _row_bytes(read: Callable[[], pa.Table]) -> Iterator[bytes]:
+    yield digest(read())
 
-    block, sink = rows[start : start + BATCH_ROWS].combine_chunks(), pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, block.schema) as writer:
-        writer.write_table(block)
-    yield sink.getvalue()
+
+def _ending(path: Path) -> str:
+    """The ending of a name in small letters, with that in front of .gz."""
+    return "".join(path.suffixes[-2:] if path.suffix.lower() == ".gz" else path.suffixes[-1:]).lower()
+
+
+def _names(path: Path, kind: str) -> list[str]:
+    """Names of the columns of a file, as they are there."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if kind == "csv":
+        return delimited.read_header(path).names
+    if kind == "parquet":
+        return list(pq.read_schema(path).names)
+    with pa.ipc.open_file(path) as file:
+        return list(file.schema.names)
 
 
 def _check_schemas(schemas: dict[str, pa.Schema], types: bool) -> None:

@@ -1,0 +1,105 @@
+"""Files of delimited text are read by their header, or refused by the first byte or value that is wrong."""
+
+import gzip
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.csv
+import pytest
+import torch
+
+from snnk.tabular import TableModel, fit
+from snnk.tabular.delimited import find_not_utf8, read_header
+from snnk.tabular.source import Table
+
+from helpers.tables import CONFIG, make_table, weights
+
+HEADERS = {
+    "a,b": (",", ["a", "b"]),
+    "a;b": (";", ["a", "b"]),
+    "a\tb": ("\t", ["a", "b"]),
+    '"a;b;c",d': (",", ["a;b;c", "d"]),
+    '"a\nb";c': (";", ["a\nb", "c"]),
+    '"say ""x,y,z""";b': (";", ['say "x,y,z"', "b"]),
+    "a": (",", ["a"]),
+    "a,b;c": (",", ["a", "b;c"]),  # a tie goes to the delimiter of the ending
+}
+
+
+@pytest.mark.parametrize("line", HEADERS)
+def test_headers(line, tmp_path):
+    (tmp_path / "t.csv").write_text(line + "\n1\n")
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress((line + "\n1\n").encode()))
+    for name in ("t.csv", "t.csv.gz"):
+        delimiter, names = HEADERS[line]
+        assert read_header(tmp_path / name)[:2] == (names, delimiter)
+
+
+def test_decimal_commas(tmp_path):
+    path = tmp_path / "t.csv"
+    for content, decimal in (
+        ("a;b\n1,5;2\n", ","),
+        ("a\tb\n2\t-1,5\n", ","),
+        ("a;b\n1.5;2\n", "."),
+        ("a;b\n1,5;2.5\n", "."),  # 1,5 may be a text, or a pair
+        ("a,b\n1,5\n", "."),
+        ("a;b\nx1,5;2\n", "."),
+    ):
+        path.write_text(content)
+        assert read_header(path).decimal == decimal, content
+
+
+def test_every_form_of_text_gives_the_same_model(parquet, tmp_path):
+    fit(parquet, tmp_path / "m", CONFIG)
+    expected, table = weights(tmp_path / "m"), make_table()
+    forms = {"a.tsv": "\t", "b.csv.gz": ",", "c.tsv.gz": "\t", "d.csv": ";"}
+    for name, delimiter in forms.items():
+        sink = pa.BufferOutputStream()
+        pa.csv.write_csv(table, sink, pa.csv.WriteOptions(delimiter=delimiter))
+        content = sink.getvalue().to_pybytes()
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+        fit(tmp_path / name, tmp_path / f"m-{name}", CONFIG)
+        assert torch.allclose(weights(tmp_path / f"m-{name}"), expected, rtol=1e-8, atol=1e-10)
+    (tmp_path / "folder").mkdir()
+    for name in ("a.tsv", "d.csv"):
+        (tmp_path / name).rename(tmp_path / "folder" / name)
+    with pytest.raises(ValueError, match=r"a.tsv has '\\t' between its cells and d.csv has ';'; make them alike"):
+        Table(tmp_path / "folder")
+
+
+@pytest.mark.parametrize("place", [0, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20])
+def test_the_first_byte_that_is_no_utf8(place, tmp_path):
+    """Characters of several bytes lie across the borders of what is read at once."""
+    path = tmp_path / "t.csv"
+    start = ("é\n" * place).encode()[:place]
+    start = start[:-1] + b"x" if start.endswith(b"\xc3") else start
+    path.write_bytes(start + b"\xff\n\xe9")
+    lines = start.count(b"\n") + 1
+    assert f"byte {place}, in line {lines}, is 0xFF" in find_not_utf8(path, "t.csv")
+    path.write_bytes(start)
+    assert find_not_utf8(path, "t.csv") == ""
+    path.write_bytes(start + "é".encode()[:1])
+    assert "ends within a character" in find_not_utf8(path, "t.csv")
+
+
+def test_the_advice_on_a_spoiled_column(tmp_path):
+    path, bad = tmp_path / "t.csv", "1.5,abc,0.25\n"
+    rows = [f"{i % 7}.25,{i},{(i % 7) / 2}\n" for i in range(100_000)]
+    content = ["x,k,y\n", *rows, bad, *rows[:10]]
+    path.write_text("".join(content))
+    with pytest.raises(
+        ValueError, match=r"column 'k' has 'abc' at row 100000 of t.csv, and whole numbers in the first"
+    ):
+        fit(path, tmp_path / "m", CONFIG)
+    assert fit(path, tmp_path / "drop", replace(CONFIG, drop=("k",)))["rows"] == 100_011
+    path.write_text("".join(content).replace("abc", ""))
+    assert fit(path, tmp_path / "empty", replace(CONFIG, missing="drop"))["rows"] == 100_010
+
+
+def test_duplicate_names_at_predict(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("x,y\n" + "".join(f"{i},{i / 2}\n" for i in range(50)))
+    fit(path, tmp_path / "m", CONFIG)
+    path.write_text("x,x,z,z\n1,2,3,4\n")
+    with pytest.raises(ValueError, match=r"t.csv has several columns with the name 'x', 'z'; rename all but one"):
+        TableModel.load(tmp_path / "m").write_predictions(path, tmp_path / "p.csv")
