@@ -22,9 +22,10 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -266,11 +267,17 @@ class Part:
         """Add all rows of a table, or none if it cannot be read.
 
         Args:
-            source: a file or folder, a frame, or a callable that returns batches; see `snnk.tabular.fit`.
+            source: that of `snnk.tabular.fit`; or an iterator of record batches, as the rows are read once.
             name: a name for the source. Rows that were read before are refused, unless their source has another name:
                 small sources can have equal rows by chance.
             progress: a function that is called with (what is being done, rows done, rows in all or 0).
         """
+        if isinstance(source, Iterator):
+            first = next(source, None)
+            if first is None:  # engines have empty partitions
+                return self
+            rest = chain([first], source)
+            return self.read(lambda: rest, name=name, progress=progress)
         table, columns = Table(source), self.start.columns
         names = [c.name for c in (*columns.inputs, columns.target)]
         absent = [column for column in names if column not in table.names]
@@ -298,7 +305,10 @@ class Part:
             raise ValueError("its columns or features are those of another start; use one start for all parts")
         twice = sum(other.sources[source] for source in self.sources.keys() & other.sources.keys())
         if twice:
-            raise ValueError(f"{twice:,} of its rows are counted already, from an equal source; leave that out")
+            raise ValueError(
+                f"{twice:,} of its rows are counted already; leave it out. If they are other rows of equal values, read "
+                "them with a name of their own: part.read(rows, name=...)"
+            )
         self.stats.merge(other.stats)
         self.held = self.held.merge(other.held)
         self.sources |= other.sources
