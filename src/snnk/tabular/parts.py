@@ -306,8 +306,8 @@ class Part:
         twice = sum(other.sources[source] for source in self.sources.keys() & other.sources.keys())
         if twice:
             raise ValueError(
-                f"{twice:,} of its rows are counted already; leave it out. If they are other rows of equal values, read "
-                "them with a name of their own: part.read(rows, name=...)"
+                f"{twice:,} of its rows are counted already; leave it out. If they are other rows with equal values, "
+                "read them under a name of their own: part.read(rows, name=...)"
             )
         self.stats.merge(other.stats)
         self.held = self.held.merge(other.held)
