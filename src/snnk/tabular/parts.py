@@ -283,7 +283,8 @@ class Part:
         absent = [column for column in names if column not in table.names]
         if absent:
             raise ValueError(f"no column {', '.join(map(repr, absent))}; the table has {', '.join(table.names)}")
-        new, digest = Part(self.start, self.stats.sums.device), hashlib.blake2b(name.encode(), digest_size=16)
+        new = Part(self.start, self.stats.sums.device)
+        inputs, targets = (hashlib.blake2b(name.encode(), digest_size=16) for _ in range(2))
         for label, batches in table.blocks(columns=names):
             first = 0
             for batch in batches:
@@ -291,12 +292,12 @@ class Part:
                 first += batch.num_rows
                 if y is not None and len(x):
                     new.add(x, y)
-                    digest.update(x.numpy().data)
-                    digest.update(y.numpy().data)
+                    inputs.update(x.numpy().data)
+                    targets.update(y.numpy().data)
                 progress("fitting", new.rows, 0)
         table.check_unchanged()
         if new.rows:
-            new.sources[digest.hexdigest()] = new.rows
+            new.sources[inputs.hexdigest() + targets.hexdigest()] = new.rows
         return self.merge(new)
 
     def merge(self, other: Part) -> Part:
