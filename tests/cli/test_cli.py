@@ -20,7 +20,11 @@ TWINS = {
     "demo": (None, {"out"}),
     "frontier": ("snnk.hf.frontier", set()),
     "finetune": ("snnk.finetune.FinetuneConfig", {"features", "classification", "resume"}),
-    "fit": ("snnk.tabular.FitConfig", {"data", "out", "features", "double", "checkpoint_seconds"}),
+    "fit": (
+        "snnk.tabular.FitConfig",
+        {"context", "data", "out", "features", "double", "checkpoint_seconds", "stats_only", "like", "start_only"},
+    ),
+    "merge": ("snnk.tabular.merge", {"out"}),
     "predict": ("snnk.finetune.predict", {"missing", "probabilities"}),
     "audit": ("snnk.hf.audit", {"json"}),
     "doctor": (None, {"json"}),

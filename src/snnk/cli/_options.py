@@ -39,7 +39,9 @@ def complete(*words: str) -> Callable[[str], list[str]]:
 
 
 Model = Annotated[str, typer.Argument(help="Folder of a Hugging Face model, or its name on the hub.")]
-Table = Annotated[Path, typer.Argument(help="Parquet, CSV, TSV (also as .gz) or Arrow file, or a folder of such files.")]
+Table = Annotated[
+    Path, typer.Argument(help="Parquet, CSV, TSV (also as .gz) or Arrow file, or a folder of such files.")
+]
 NewFolder = Annotated[Path, typer.Option("--out", help="New folder for the model and its report.")]
 Results = Annotated[Path, typer.Option("--out", help="Folder for the rows (JSON) and the picture (PNG).")]
 Calibration = Annotated[

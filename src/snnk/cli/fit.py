@@ -2,29 +2,63 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from snnk import _io
+from snnk._text import printable
 from snnk.cli import _options
-from snnk.cli._printing import bar, show_table, wrote
+from snnk.cli._fitted import show_fitted
+from snnk.cli._printing import bar, say, wrote
+
+if TYPE_CHECKING:
+    from snnk.tabular import FitConfig
 
 GROUP = _options.FIT
 EXAMPLES = (
     "snnk fit train.parquet --target price --out model",
-    "snnk fit train.csv --target species --features 16384 --missing mean --out model",
+    "snnk fit day-1.csv --target price --like start.stats --stats-only --out day-1.stats",
 )
-RERUN = "continues from the last checkpoint"
+RERUN = "continues from the last checkpoint, or starts anew with --stats-only and --start-only"
+OF_THE_START = {  # options whose values a start has
+    "features": "--features",
+    "feature_map": "--map",
+    "bandwidth": "--bandwidth",
+    "lam": "--lam",
+    "task": "--task",
+    "missing": "--missing",
+    "drop": "--drop",
+    "double": "--double",
+    "seed": "--seed",
+}
 
 
 def command(
+    context: typer.Context,
     data: _options.Table,
     target: Annotated[str, typer.Option(help="Column to predict.")],
-    out: Annotated[Path, typer.Option(help="Folder for the model; a run that was stopped continues from it.")],
-    features: Annotated[int, typer.Option(help="Number of random features.")] = 4096,
-    feature_map: Annotated[str, typer.Option("--map", help="random-fourier or random-relu.")] = "random-fourier",
-    bandwidth: Annotated[float, typer.Option(help="For random-fourier: a larger bandwidth fits finer detail.")] = 1.0,
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder for the model; a run that was stopped continues from it. With --stats-only or --start-only, "
+            "a new file."
+        ),
+    ],
+    features: Annotated[int, typer.Option(help="Number of features.")] = 512,
+    feature_map: Annotated[
+        str,
+        typer.Option("--map", help="learned (from a sample of the rows), random-fourier or random-relu."),
+    ] = "learned",
+    bandwidth: Annotated[
+        str,
+        typer.Option(
+            help="For random-fourier: a number, which fits finer detail if it is larger, or auto for the best by "
+            "generalised cross-validation on a sample."
+        ),
+    ] = "auto",
     lam: Annotated[
         str, typer.Option(help="Ridge penalty: a number, or gcv for the best by generalised cross-validation.")
     ] = "gcv",
@@ -34,38 +68,103 @@ def command(
     ] = "raise",
     drop: Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")] = "",
     double: Annotated[
-        bool, typer.Option("--double", help="Compute features in float64 too, at half the speed.")
+        bool, typer.Option("--double", help="Compute features and sums in float64 throughout, at half the speed.")
     ] = False,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0,
     seed: _options.Seed = 0,
+    stats_only: Annotated[
+        bool,
+        typer.Option(
+            "--stats-only", help="Write the sums of these rows, for snnk merge, instead of a model: one part of many."
+        ),
+    ] = False,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --stats-only: file of --start-only, or of another part, whose columns and features to use. "
+            "Parts add only if they share them. Default: those of these rows."
+        ),
+    ] = None,
+    start_only: Annotated[
+        bool,
+        typer.Option(
+            "--start-only", help="Write columns and features only, from all rows or a sample of them, for --like."
+        ),
+    ] = False,
 ) -> None:
     """Train on a table of any length in closed form: one pass, no backpropagation. It also runs under torchrun."""
-    from snnk.tabular import FitConfig, fit
+    if stats_only and start_only:
+        raise ValueError("--start-only writes no sums: leave it out, or --stats-only")
+    if like is not None and not stats_only:
+        raise ValueError("--like is for the sums of a part: add --stats-only, and later merge the parts by snnk merge")
+    if (stats_only or start_only) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("--stats-only and --start-only run in one process: leave torchrun out, and run one per part")
+    if like is not None:
+        given = [option for name, option in OF_THE_START.items() if _is_given(context, name)]
+        if given:
+            raise ValueError(f"{like} has its own settings; leave out {', '.join(given)}, or make another start")
+    from snnk.tabular import FitConfig, fit, prepare
 
     config = FitConfig(
         target=target,
         num_features=features,
         feature_map=feature_map,
-        bandwidth=bandwidth,
-        lam=lam if lam == "gcv" else _number(lam),
+        bandwidth=bandwidth if bandwidth == "auto" else _number(bandwidth, "--bandwidth", "auto"),
+        lam=lam if lam == "gcv" else _number(lam, "--lam", "gcv"),
         task=task,
         missing=missing,
         drop=tuple(name for name in drop.split(",") if name),
         block_dtype="float64" if double else "float32",
         seed=seed,
     )
+    if stats_only:
+        return _write_sums(data, config, like, out)
+    if start_only:
+        _io.check_out(out)
+        with bar("rows") as show:
+            prepare(data, config, progress=show).save(out)
+        wrote(out)
+        return say(
+            f"next, for each part: snnk fit PART --target {printable(target)} --like {printable(out)} --stats-only "
+            "--out PART.stats"
+        )
     with bar("rows") as show:
         report = fit(data, out, config, checkpoint_seconds=checkpoint_seconds, progress=show)
-    shown = ["task", "rows", "inputs", "num_features", "lam", "score", "degrees_of_freedom", "condition", "seconds"]
-    rows = [{"what": key.replace("_", " "), "value": report[key]} for key in shown]
-    if report["unit"] != 1:
-        rows.append({"what": "unit of the target", "value": report["unit"]})
-    show_table(f"fit of {target}", {"what": "", "value": ""}, rows)
-    wrote(*(out / name for name in ("model.safetensors", "model.json", "report.json")))
+    return show_fitted(report, out)
 
 
-def _number(text: str) -> float:
+def _write_sums(data: Path, config: FitConfig, like: Path | None, out: Path) -> None:
+    """Write the sums of a part, with the start in the file `like`, or else with one from its own rows."""
+    from snnk.tabular import Start, prepare
+
+    target = config.target
+    _io.check_out(out)
+    with bar("rows") as show:
+        start = prepare(data, config, progress=show) if like is None else Start.load(like)
+        if start.config.target != target:
+            raise ValueError(f"{like} is for the target {start.config.target!r}; got --target {target!r}")
+        part = start.part().read(data, progress=show)
+        part.save(out)
+    say(f"sums of {part.rows:,} rows")
+    for name, number in part.unseen.items():
+        if number:
+            say(f"warning: {printable(name)}: {number:,} values are not among those of {like} and count as no category")
+    wrote(out)
+    if like is None:
+        say(
+            f"columns and features come from these rows; for other parts: snnk fit PART --target {printable(target)} "
+            f"--like {printable(out)} --stats-only --out PART.stats"
+        )
+    say("at the end: snnk merge PART.stats ... --out MODEL")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _number(text: str, option: str, word: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"--lam must be a number or gcv; got {text!r}") from None
+        raise ValueError(f"{option} must be a number or {word}; got {text!r}") from None

@@ -177,7 +177,8 @@ class Columns:
         if unknown.any():  # dropping such rows would lose a class without notice
             raise ValueError(
                 f"column {target.name!r} has a class at row {first_row + int(unknown.argmax())} of {label} that was "
-                "not there in the first pass: the table was changed. Run the same command again"
+                "not there in the first pass. If the table was changed, run the same command again; for the sums of a "
+                "part, make the start from rows with all classes"
             )
         return torch.eye(target.width, dtype=torch.float64)[torch.from_numpy(values[keep].astype(np.int64))]
 

@@ -2,37 +2,44 @@
 
     start = prepare("sample.parquet", FitConfig("price"))       # columns and features, the same for all parts
     parts = [start.part().read(path) for path in paths]         # anywhere, in any order
-    model, report = merge(parts).solve()                        # the same model as that of all rows in one place
+    report = merge(parts).save_model("model")                   # the same model as that of all rows in one place
 
 A `Start` is made once from some or all of the rows: it has the means, scales and categories of the columns, and the
 feature map. A `Part` has the sums of some rows, a few of these rows for the assessment of the model, and its start, so
-that a part can be sent and saved alone. Parts of one start add; a source that was counted before is refused.
+that a part can be sent and saved alone. Parts of one start add; rows that were counted before are refused.
+
+A file of either is a safetensors file. Its note is JSON with everything that is no tensor, and with a hash of all.
 """
 
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from snnk import _io
+from snnk import _checks, _io
 from snnk.maps import FeatureMap, feature_map_from_config
 from snnk.ridge.sums import BLOCK_DTYPES, RidgeStats
 from snnk.tabular.columns import Columns
 from snnk.tabular.config import FitConfig
 from snnk.tabular.learned import choose_bandwidth, learn
 from snnk.tabular.model import ROWS, TableModel
+from snnk.tabular.page import write_page
 from snnk.tabular.quality import FEWEST, assess
 from snnk.tabular.sample import MOST_NUMBERS, MOST_ROWS, Held, Sample, content_hash, is_reserved
 from snnk.tabular.scan import Scan
@@ -44,6 +51,8 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]  # what is being done, how many are done, how many there are (0: not known)
 FORMAT = "snnk.Part 1"
 HELD = ("held.hashes", "held.x", "held.y")
+MAP = "map."  # what the names of the tensors of the feature map begin with
+AGAIN = "copy it again, or make it again"
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -70,41 +79,78 @@ class Start:
         """A part without rows."""
         return Part(self, device)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The start as JSON."""
-        tensors = {name: buffer.cpu().contiguous() for name, buffer in self.feature_map.state_dict().items()}
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of the feature map."""
+        return {name: buffer.cpu().contiguous() for name, buffer in self.feature_map.state_dict().items()}
+
+    def note(self) -> dict[str, Any]:
+        """Everything but the tensors, for JSON."""
         return {
-            "config": asdict(self.config),
+            "config": asdict(self.config) | {"drop": list(self.config.drop)},
             "columns": self.columns.to_dict(),
             "feature_map": self.feature_map.to_config(),
-            "tensors": base64.b64encode(_io.safetensors().torch.save(tensors)).decode("ascii"),
             "shift": self.shift,
         }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The start as JSON, with its tensors as text."""
+        data = _io.safetensors().torch.save(self.tensors())
+        return {**self.note(), "tensors": base64.b64encode(data).decode("ascii")}
 
     @classmethod
     def from_dict(cls, stored: Any) -> Start:
         """A start from what `to_dict` gave; anything missing or of another kind is a ValueError."""
         try:
-            config, columns = FitConfig.from_dict(_listed(stored["config"])), Columns.from_dict(stored["columns"])
             tensors = _io.safetensors().torch.load(base64.b64decode(stored["tensors"], validate=True))
-            fm = feature_map_from_config(stored["feature_map"], tuple(tensors["projection"].shape))
-            fm.load_state_dict(tensors)
-            shift = [float(value) for value in stored["shift"]]
-        except (KeyError, TypeError, ValueError, RuntimeError, _io.SafetensorError) as error:
+        except (KeyError, TypeError, ValueError, _io.SafetensorError) as error:
             raise ValueError(f"the start of the sums is damaged: {error}") from error
-        sound = all(bool(buffer.isfinite().all()) for buffer in fm.buffers()) and all(map(math.isfinite, shift))
-        if not sound or fm.in_features != columns.width or len(shift) != fm.num_features + columns.target.width:
-            raise ValueError("the start of the sums is damaged: its sizes do not fit together")
+        return cls.of(stored, tensors)
+
+    @classmethod
+    def of(cls, stored: Any, tensors: Mapping[str, Tensor]) -> Start:
+        """A start from a note and tensors; everything in them is checked."""
+        try:
+            config, columns = FitConfig.from_dict(stored["config"]), Columns.from_dict(stored["columns"])
+            # The stored projection bounds what is allocated.
+            fm = feature_map_from_config(stored["feature_map"], tuple(tensors["projection"].shape))
+            shift = [float(value) for value in stored["shift"]]
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"the start of the sums is damaged: {error}") from error
+        expected = {name: (buffer.dtype, buffer.shape) for name, buffer in fm.state_dict().items()}
+        found = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+        sizes = fm.in_features == columns.width and len(shift) == fm.num_features + columns.target.width
+        inputs = tensors.get("source", torch.zeros(0))
+        inside = not inputs.numel() or (int(inputs.min()) >= 0 and int(inputs.max()) < columns.width)
+        finite = all(bool(tensor.isfinite().all()) for tensor in tensors.values()) and all(map(math.isfinite, shift))
+        if found != expected or not (sizes and inside and finite):
+            raise ValueError("the start of the sums is damaged: its columns and its features do not fit together")
+        fm.load_state_dict(tensors)
         return cls(config, columns, fm, shift)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the start to one file, whole or not at all: a part without sums."""
+        tensors = {MAP + name: tensor for name, tensor in self.tensors().items()}
+        note = {"format": FORMAT, "start": self.note(), "sources": {}, "unseen": {}}
+        _io.write_tensors(path, tensors, {"note": json.dumps({**note, "digest": _digest(note, tensors)})})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Start:
+        """Read the start from its own file, or from that of a part."""
+        return Part.load(path).start
 
     @cached_property
     def key(self) -> str:
         """A hash of the start; parts add if theirs are equal."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+        return _digest(self.note(), self.tensors())
 
 
-def _listed(stored: Any) -> Any:
-    return {**stored, "drop": list(stored["drop"])}
+def _digest(note: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """A hash of the contents of a file, so that damage to it is found."""
+    digest = hashlib.blake2b(json.dumps(note, sort_keys=True).encode(), digest_size=32)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def new_sample(columns: int) -> Sample:
@@ -145,8 +191,10 @@ def make_start(config: FitConfig, columns: Columns, sample: pa.Table, progress: 
     used = ~is_reserved(content_hash(x))
     if bool(used.any()):
         x, y = x[used], y[used]
-    if config.feature_map == "random-fourier" and isinstance(config.bandwidth, str):
-        config = replace(config, bandwidth=choose_bandwidth(x, y, min(config.num_features, 1024), config.seed))
+    if config.feature_map != "learned" and isinstance(config.bandwidth, str):
+        fourier = config.feature_map == "random-fourier"  # others have no bandwidth, and any number will do
+        bandwidth = choose_bandwidth(x, y, min(config.num_features, 1024), config.seed) if fourier else 1.0
+        config = replace(config, bandwidth=bandwidth)
     if config.feature_map == "learned":
         fm = learn(
             x,
@@ -173,7 +221,8 @@ class Part:
     Attributes:
         stats: the sums.
         held: a few of the rows, for the assessment.
-        sources: the rows of each source that was read, by the hash of its contents.
+        sources: the number of rows of each source that was read, by the hash of its rows.
+        unseen: the number of values, by column, that the start does not have, which count as no category.
     """
 
     def __init__(self, start: Start, device: Any = None) -> None:
@@ -184,62 +233,87 @@ class Part:
         self.stats.reshift_(torch.tensor(start.shift, dtype=torch.float64, device=device))
         self.held = Held.empty(start.columns.width, t)
         self.sources: dict[str, int] = {}
+        self.unseen = Counter[str]()
 
     @property
     def rows(self) -> int:
         """Number of rows."""
         return int(self.stats.rows.sum())
 
+    @cached_property
+    def _double_map(self) -> FeatureMap:
+        return copy.deepcopy(self.start.feature_map).double()
+
+    def _phi(self, x: Tensor) -> Tensor:
+        """Features (n, m) float32 of encoded rows (n, d).
+
+        With blocks in float64 they are computed in float64 and rounded once. Features that are computed in float32
+        depend on the number of rows that are multiplied at once, and engines cut tables in different ways.
+        """
+        fm = self.start.feature_map
+        x = x.to(fm.projection.device)
+        double = self.stats.block_dtype == torch.float64
+        return self._double_map.phi(x.double()).float() if double else fm.phi(x)
+
     @torch.no_grad()
     def add(self, x: Tensor, y: Tensor) -> Part:
         """Add encoded rows x (n, d), y (n, t)."""
-        fm = self.start.feature_map
         for part, target in zip(x.split(ROWS), y.split(ROWS), strict=True):
             self.held = self.held.add(part, target)
-            self.stats.update(fm.phi(part.to(fm.projection.device)), target)
+            self.stats.update(self._phi(part), target)
         return self
 
-    def read(self, source: Source, *, progress: Progress = _silent) -> Part:
-        """Add all rows of a table.
+    def read(self, source: Source, *, name: str = "", progress: Progress = _silent) -> Part:
+        """Add all rows of a table, or none if it cannot be read.
 
         Args:
-            source: a file or folder, a frame, or a callable that returns batches; see `snnk.tabular.fit`.
+            source: that of `snnk.tabular.fit`; or an iterator of record batches, as the rows are read once.
+            name: a name for the source. Rows that were read before are refused, unless their source has another name:
+                small sources can have equal rows by chance.
             progress: a function that is called with (what is being done, rows done, rows in all or 0).
         """
-        table = Table(source)
-        print_ = table.fingerprint()
-        if print_ in self.sources:
-            raise ValueError(f"the rows of {table.source} are in these sums already; leave the source out")
-        before = self.rows
-        columns = self.start.columns
+        if isinstance(source, Iterator):
+            first = next(source, None)
+            if first is None:  # engines have empty partitions
+                return self
+            rest = chain([first], source)
+            return self.read(lambda: rest, name=name, progress=progress)
+        table, columns = Table(source), self.start.columns
         names = [c.name for c in (*columns.inputs, columns.target)]
-        absent = [name for name in names if name not in table.names]
+        absent = [column for column in names if column not in table.names]
         if absent:
             raise ValueError(f"no column {', '.join(map(repr, absent))}; the table has {', '.join(table.names)}")
+        new = Part(self.start, self.stats.sums.device)
+        inputs, targets = (hashlib.blake2b(name.encode(), digest_size=16) for _ in range(2))
         for label, batches in table.blocks(columns=names):
             first = 0
             for batch in batches:
-                x, y, _ = columns.encode(batch, label, first_row=first)
+                x, y, _ = columns.encode(batch, label, first_row=first, unseen=new.unseen)
                 first += batch.num_rows
                 if y is not None and len(x):
-                    self.add(x, y)
-                progress("fitting", self.rows - before, 0)
+                    new.add(x, y)
+                    inputs.update(x.numpy().data)
+                    targets.update(y.numpy().data)
+                progress("fitting", new.rows, 0)
         table.check_unchanged()
-        self.sources[print_] = self.rows - before
-        return self
+        if new.rows:
+            new.sources[inputs.hexdigest() + targets.hexdigest()] = new.rows
+        return self.merge(new)
 
     def merge(self, other: Part) -> Part:
         """Add the rows of another part, in place."""
         if other.start.key != self.start.key:
-            raise ValueError(
-                "parts with different columns or features do not add: make them with one start (snnk fit --like)"
-            )
-        twice = self.sources.keys() & other.sources.keys()
+            raise ValueError("its columns or features are those of another start; use one start for all parts")
+        twice = sum(other.sources[source] for source in self.sources.keys() & other.sources.keys())
         if twice:
-            raise ValueError(f"{len(twice)} source{'s' * (len(twice) > 1)} would be counted twice; leave one part out")
+            raise ValueError(
+                f"{twice:,} of its rows are counted already; leave it out. If they are other rows with equal values, "
+                "read them under a name of their own: part.read(rows, name=...)"
+            )
         self.stats.merge(other.stats)
         self.held = self.held.merge(other.held)
         self.sources |= other.sources
+        self.unseen.update(other.unseen)
         return self
 
     def solve(self) -> tuple[TableModel, dict[str, Any]]:
@@ -252,6 +326,12 @@ class Part:
         enough = len(self.held.x) >= FEWEST
         without = self._model((self.stats - self._held_sums()).solve(solution.lam)) if enough else model
         calibration, quality = assess(without, self.held.x, self.held.y)
+        quality["warnings"] += [
+            f"{number:,} values of {name!r} are not among those of the start and count as no category. A start from "
+            "more rows has more of them."
+            for name, number in sorted(self.unseen.items())
+            if number
+        ]
         model = replace(model, calibration=calibration, quality=quality)
         report = {
             "rows": self.rows,
@@ -270,6 +350,16 @@ class Part:
         }
         return model, report
 
+    def save_model(self, out: str | os.PathLike[str]) -> dict[str, Any]:
+        """Solve, and write the model with its report to a new folder, whole or not at all; returns the report."""
+        _io.check_out(out)
+        began = time.monotonic()
+        model, report = self.solve()
+        report |= {"sources": len(self.sources), "seconds": time.monotonic() - began}
+        with _io.new_folder(out) as folder:
+            write_model(folder, model, report)
+        return report
+
     def _model(self, solution: Any) -> TableModel:
         start = self.start
         target = start.columns.target
@@ -283,12 +373,21 @@ class Part:
         return held.stats
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors that a file of the part has."""
+        """The sums and the held rows."""
         return self.stats.state_dict() | dict(zip(HELD, self.held.tensors(), strict=True))
+
+    def _file_tensors(self) -> dict[str, Tensor]:
+        return self.tensors() | {MAP + name: tensor for name, tensor in self.start.tensors().items()}
+
+    def _note(self) -> dict[str, Any]:
+        unseen = {name: number for name, number in self.unseen.items() if number}
+        return {"format": FORMAT, "start": self.start.note(), "sources": self.sources, "unseen": unseen}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the part with its start to one file, whole or not at all."""
-        self.write(path, json.dumps({"format": FORMAT, "start": self.start.to_dict(), "sources": self.sources}))
+        note, tensors = self._note(), self._file_tensors()
+        self.stats.note = json.dumps({**note, "digest": _digest(note, tensors)})
+        self.stats.save(path, {name: tensor for name, tensor in tensors.items() if name in HELD or MAP in name})
 
     def write(self, path: str | os.PathLike[str], note: str) -> None:
         """Write the sums and the held rows with a note."""
@@ -297,39 +396,43 @@ class Part:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Part:
-        """Read a file that `save` wrote."""
-        stats = RidgeStats.load(path, extra=HELD)
+        """Read a file that `save`, or `Start.save`, wrote; everything in it is checked."""
+        with _io.open_tensors(path) as file:
+            text, names = (file.metadata() or {}).get("note", ""), sorted(file.keys())
+            tensors = {name: file.get_tensor(name) for name in names if name.startswith(MAP)}
         try:
-            note = json.loads(stats.note)
+            note = json.loads(text or "null")
             if not isinstance(note, dict) or note.get("format") != FORMAT:
                 raise ValueError(f"it is not {FORMAT!r}")
-            sources = note["sources"]
-            if not isinstance(sources, dict) or not all(isinstance(n, int) and n >= 0 for n in sources.values()):
-                raise ValueError("it has no list of sources")
-            start = Start.from_dict(note["start"])
+            digest = note.pop("digest", None)
+            start = Start.of(note["start"], {name.removeprefix(MAP): tensor for name, tensor in tensors.items()})
+            if names == sorted(tensors):
+                part = cls(start)
+                found = _digest(note, tensors)
+            else:
+                part = cls.of(start, RidgeStats.load(path, extra=(*HELD, *tensors)), path)
+                found = _digest(note, part._file_tensors())
+            if found != digest:
+                raise ValueError("its contents are not those that were written")
+            part.sources, part.unseen = _counts(note, "sources"), Counter(_counts(note, "unseen"))
+            if sum(part.sources.values()) > part.rows:
+                raise ValueError(f"it lists {sum(part.sources.values())} rows and has sums of {part.rows}")
         except (KeyError, ValueError, RecursionError) as error:
-            raise ValueError(
-                f"{path} holds no sums of snnk fit --stats-only: {error}; copy it again, or make it again"
-            ) from error
-        part = cls.of(start, stats, path)
-        part.sources = dict(sources)
-        if sources and sum(sources.values()) != part.rows:
-            raise ValueError(f"{path} is damaged: it lists {sum(sources.values())} rows and has sums of {part.rows}")
+            raise ValueError(f"{path} holds no whole sums or start of snnk fit: {error}; {AGAIN}") from error
         return part
 
     @classmethod
     def of(cls, start: Start, stats: RidgeStats, path: str | os.PathLike[str]) -> Part:
         """The part of sums that were read from a file, with the held rows of that file."""
-        part = cls(start)
-        if stats.sums.shape != part.stats.sums.shape or stats.block_dtype != part.stats.block_dtype:
+        m, t = start.feature_map.num_features, start.columns.target.width
+        if stats.sums.shape != (1, 2 + m, 1 + m + t) or stats.block_dtype != BLOCK_DTYPES[start.config.block_dtype]:
             raise ValueError(f"{path} is damaged: its sums do not fit its columns and features")
+        part = cls(start)
         part.stats = stats
         with _io.open_tensors(path) as file:
-            header = _io.tensor_header(file)
-            if set(HELD) <= header.keys():
+            if set(HELD) <= set(file.keys()):
                 held = Held.of([file.get_tensor(name) for name in HELD])
-                shapes = [h.shape[1:] for h in held.tensors()] == [h.shape[1:] for h in part.held.tensors()]
-                if not shapes or len({len(h) for h in held.tensors()}) != 1:
+                if not held.fits(part.held):
                     raise ValueError(f"{path} is damaged: its rows for the assessment do not fit its columns")
                 part.held = held
         return part
@@ -351,8 +454,26 @@ class Part:
         return f"Part(rows={self.rows}, sources={len(self.sources)}, features={self.start.feature_map.num_features})"
 
 
-def merge(parts: Iterable[Part]) -> Part:
+def _counts(note: Mapping[str, Any], name: str) -> dict[str, int]:
+    found = note[name]
+    if not isinstance(found, dict) or not all(_checks.is_integer(n) and n >= 0 for n in found.values()):
+        raise ValueError(f"its {name} are no numbers by name")
+    return found
+
+
+def write_model(out: Path, model: TableModel, report: dict[str, Any]) -> None:
+    """Write report and page, then the model, which ends a run: a kill before it loses nothing."""
+    _io.write_json(out / "report.json", report)
+    write_page(out / "report.html", report, report["quality"])
+    model.save(out)
+
+
+def merge(parts: Iterable[Part | bytes | str | os.PathLike[str]]) -> Part:
     """One part with the rows of all; the parts stay as they are.
+
+    Args:
+        parts: parts, their files, or what `Part.to_bytes` gave; one at a time is in memory. A file of a start counts as
+            a part without rows.
 
     Example:
         >>> import numpy as np, pyarrow as pa
@@ -363,10 +484,17 @@ def merge(parts: Iterable[Part]) -> Part:
         >>> report["rows"]
         600
     """
-    total: Part | None = None
-    for part in parts:
-        total = Part(part.start) if total is None else total
-        total.merge(part)
+    total, first = None, ""
+    for index, item in enumerate(parts, 1):
+        part = Part.from_bytes(item) if isinstance(item, bytes) else item if isinstance(item, Part) else Part.load(item)
+        named = os.fspath(item) if isinstance(item, str | os.PathLike) else ""
+        if total is None:
+            total, first = Part(part.start), named
+        try:
+            total.merge(part)
+        except ValueError as error:
+            advice = f" (snnk fit ... --like {first} --stats-only)" if part.start.key != total.start.key else ""
+            raise ValueError(f"{named or f'part {index}'} cannot be added: {error}{advice}") from error
     if total is None:
         raise ValueError("there are no parts to merge; name at least one")
     return total

@@ -141,17 +141,29 @@ class Held:
         """With other encoded rows."""
         hashes = content_hash(x)
         bound = int(self.hashes[-1]) if len(self.hashes) == self.most else 2**63 - 1
-        new = is_reserved(hashes) & (hashes < bound)
+        new = is_reserved(hashes) & (hashes <= bound)
         return self.merge(Held(hashes[new], x[new].cpu(), y[new].cpu())) if bool(new.any()) else self
 
     def merge(self, other: Held) -> Held:
         """With the rows of another part."""
         hashes, x, y = (torch.cat(pair) for pair in zip(self.tensors(), other.tensors(), strict=True))
-        order = hashes.argsort(stable=True)[: self.most]
+        order = content_hash(y).argsort(stable=True)  # equal inputs may have different targets
+        order = order[hashes[order].argsort(stable=True)][: self.most]
         return Held(hashes[order], x[order], y[order])
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.hashes, self.x, self.y
+
+    def fits(self, other: Held) -> bool:
+        """Whether these rows, from a file, are what `add` would have kept, with the columns of the other rows."""
+        same = all(
+            a.dtype == b.dtype and a.ndim == b.ndim and a.shape[1:] == b.shape[1:]
+            for a, b in zip(self.tensors(), other.tensors(), strict=True)
+        )
+        if not same or len({len(tensor) for tensor in self.tensors()}) != 1 or len(self.x) > other.most:
+            return False
+        finite = bool(self.x.isfinite().all()) and bool(self.y.isfinite().all())
+        return finite and torch.equal(self.hashes, content_hash(self.x).sort().values)
 
     @classmethod
     def of(cls, tensors: Any) -> Held:

@@ -27,9 +27,8 @@ from snnk.maps import FeatureMap
 from snnk.ridge.sums import RidgeStats
 from snnk.tabular.checkpoint import Checkpoint
 from snnk.tabular.config import FitConfig
-from snnk.tabular.model import ROWS, TableModel
-from snnk.tabular.page import write_page
-from snnk.tabular.parts import Part, Progress, Start, make_start, new_sample
+from snnk.tabular.model import ROWS
+from snnk.tabular.parts import Part, Progress, Start, make_start, new_sample, write_model
 from snnk.tabular.sample import Held, Sample
 from snnk.tabular.scan import Scan
 from snnk.tabular.source import Source, Table
@@ -97,13 +96,6 @@ def fit(
         workers.wait()
         checkpoint.remove()
         return report
-
-
-def write_model(out: Path, model: TableModel, report: dict[str, Any]) -> None:
-    """Write report and page, then the model, which ends a run: a kill before it loses nothing."""
-    _io.write_json(out / "report.json", report)
-    write_page(out / "report.html", report, report["quality"])
-    model.save(out)
 
 
 def accumulate(fm: FeatureMap, pairs: Iterable[tuple[Tensor, Tensor]], stats: RidgeStats | None = None) -> RidgeStats:
