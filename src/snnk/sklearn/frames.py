@@ -1,4 +1,4 @@
-"""Frames with categories, texts, dates or flags, as inputs of a feature map: the encoding of `snnk fit`."""
+"""Frames with categories, texts or dates, as inputs of a feature map: the encoding of `snnk fit`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from torch import Tensor
 
 from snnk.tabular.columns import Columns
 from snnk.tabular.scaling import Array
-from snnk.tabular.scan import Scan
+from snnk.tabular.scan import MOST_CATEGORIES, Scan
 from snnk.tabular.source import Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-ROWS = "X"  # what errors call the frame
 
 
 def needs_columns(X: Any) -> bool:
@@ -33,44 +31,46 @@ def _is_number(dtype: Any) -> bool:
     return bool(dtype.is_integer() or dtype.is_float() or str(dtype) == "Boolean")
 
 
+def to_arrow(X: Any) -> pa.Table:
+    """The rows of a frame as an Arrow table."""
+    try:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+    except ModuleNotFoundError as error:
+        message = "frames with texts, categories or dates need pyarrow; install it with: pip install 'snnk[tables]'"
+        raise ImportError(message) from error
+    table = Table(X)
+    found = pa.Table.from_batches([b for _, batches in table.blocks() for b in batches], table.schema)
+    if not found.num_rows:
+        raise ValueError(f"Found array with 0 sample(s) (shape={found.shape}) while a minimum of 1 is required.")
+    for name, column in zip(found.column_names, found.columns, strict=True):
+        if pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():
+            row = pc.index(pc.is_inf(column), True).as_py()
+            raise ValueError(f"X is infinite at row {row}, column {name!r}; correct it, or make it a missing value")
+    return found
+
+
 def is_table(rows: Any) -> bool:
     """Whether rows are what `to_arrow` returned, not an array."""
     return not isinstance(rows, np.ndarray)
 
 
-def to_arrow(X: Any) -> pa.Table:
-    """A frame as an Arrow table, which shares its memory where it can."""
-    try:
-        import pyarrow as pa
-    except ModuleNotFoundError as error:
-        message = "frames with texts, categories or dates need pyarrow; install it with: pip install 'snnk[tables]'"
-        raise ImportError(message) from error
-    try:
-        return pa.table(X)
-    except (pa.ArrowException, ValueError, TypeError) as error:
-        raise ValueError(f"X cannot be read as columns of one type each: {error}; convert the column") from error
-
-
 def find_columns(table: pa.Table, y: Array | None, missing: str) -> Columns:
-    """The encoding of the columns of a table; `y` (n,) are numbers or names of classes, if there are any."""
+    """The encoding of the columns of a table; `y` (n,) are numbers, or names of classes, if there are any."""
     import pyarrow as pa
 
+    classes = y is not None and y.dtype.kind == "U"
+    if y is None or (classes and not 2 <= len(np.unique(y)) <= MOST_CATEGORIES):
+        y, classes = np.zeros(table.num_rows), False
     target = "y"
     while target in table.column_names:
         target += "_"
-    y = np.zeros(table.num_rows) if y is None else y
     whole = Table(table.append_column(target, pa.array(y)))
-    task = "regression" if y.dtype.kind == "f" else "classification"
-    return Scan.start(whole, target).read(whole).columns(task, missing)
+    return Scan.start(whole, target).read(whole).columns("classification" if classes else "regression", missing)
 
 
 def encode(columns: Columns, table: pa.Table) -> tuple[Tensor, Array]:
     """Inputs (k, width) of the rows that are kept, and which these are (n,)."""
-    absent = [c.name for c in columns.inputs if c.name not in table.column_names]
-    if absent:
-        raise ValueError(f"X has no column {', '.join(map(repr, absent))}; it has {', '.join(table.column_names)}")
-    (batch,) = table.combine_chunks().to_batches() or [None]
-    if batch is None:
-        raise ValueError("X has no rows; give at least one")
-    x, _, keep = columns.encode(batch, ROWS, with_target=False)
+    (batch,) = table.combine_chunks().to_batches()
+    x, _, keep = columns.encode(batch, "X", with_target=False)
     return x, keep.numpy()
