@@ -19,11 +19,11 @@ from snnk.ridge.solutions import LinearSolution
 from snnk.ridge.sums import RidgeStats
 from snnk.sklearn import frames
 from snnk.sklearn.features import _Features, one_hot, refuse_outliers, repeat_rows, whole_numbers
-from snnk.tabular.calibration import Calibration
+from snnk.tabular.calibration import PlattScaling
 from snnk.tabular.learned import LearnedFeatures
 from snnk.tabular.model import ROWS
 from snnk.tabular.quality import FEWEST
-from snnk.tabular.sample import Held, content_hash
+from snnk.tabular.sample import MOST_ROWS, Held, content_hash
 from snnk.tabular.scaling import Array, standardise, target_unit
 
 FARTHEST = 2.0**60  # in units of the first batch; products of larger targets with features could overflow in float32
@@ -38,7 +38,7 @@ class _Solved(NamedTuple):
 
     solution: LinearSolution
     alpha: float
-    calibration: Calibration | None
+    calibration: PlattScaling | None
 
 
 class _Rows(NamedTuple):
@@ -139,7 +139,11 @@ class _Closed(_Features):
             m = _checks.positive_int(self.n_components, "n_components")
             block = getattr(rows, "dtype", np.float64)  # products have the digits of X
             stats = RidgeStats(m, y.shape[1], block_dtype=torch.float32 if block == np.float32 else torch.float64)
-            self.columns_ = frames.find_columns(rows, names, self.missing) if frames.is_table(rows) else None
+            self.columns_ = None
+            if frames.is_table(rows):
+                ones = np.ones(len(rows))
+                counted, _ = repeat_rows(np.arange(len(rows)), ones if weight is None else weight, ones, MOST_ROWS)
+                self.columns_ = frames.find_columns(rows.take(counted), names[counted], self.missing)
         numbers, keep = self._numbers(rows)
         y = y[keep]
         weight, factor = (None if w is None else w[keep] for w in (weight, factor))
@@ -362,7 +366,7 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
         solved = super()._solve(stats)
         return solved._replace(calibration=self._calibrate(stats, solved.alpha))
 
-    def _calibrate(self, stats: RidgeStats, alpha: float) -> Calibration:
+    def _calibrate(self, stats: RidgeStats, alpha: float) -> PlattScaling:
         """The calibration on held rows, with scores from the sums without them."""
         k = len(self.classes_)
         hashes, x, both = self._held.tensors()
@@ -377,7 +381,7 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
         total = self._count if self._whole else float(stats.rows.sum())
         parts = np.array_split(np.arange(len(rows)), FOLDS if len(rows) * 2 * FOLDS > total else 1)
         if len(rows) < FEWEST:
-            return Calibration(1.0 if self.discriminant else TANGENT, (0.0,) * k)
+            return PlattScaling(1.0 if self.discriminant else TANGENT, (0.0,) * k)
         scores = torch.empty(len(rows), k, dtype=torch.float64)
         for part in parts:
             left = copy.deepcopy(stats)
@@ -386,11 +390,11 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
                 own = torch.from_numpy(rows)[piece]
                 left.downdate(self._phi(x[own]), y[own], torch.from_numpy(weights)[piece])
             if self.discriminant and float(_class_weights(left).min()) < 1e-8 * float(left.sums[0, 0, 0]):
-                return Calibration(1.0, (0.0,) * k)  # a class would have no rows; softmax of the scores is a posterior
+                return PlattScaling(1.0, (0.0,) * k)  # a class would have no rows; softmax of the scores is a posterior
             solution = left.discriminant(alpha) if self.discriminant else left.solve(alpha)
             for piece in pieces:
                 scores[piece] = solution.predict(self._phi(x[torch.from_numpy(rows)[piece]]).double())
-        return Calibration.fit(scores, torch.from_numpy(label[rows]), torch.from_numpy(weights))
+        return PlattScaling.fit(scores, torch.from_numpy(label[rows]), torch.from_numpy(weights))
 
     def _checked_alpha(self) -> float | str:
         if not self.discriminant:
@@ -401,7 +405,7 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
         return float(alpha)
 
     @property
-    def calibration_(self) -> Calibration:
+    def calibration_(self) -> PlattScaling:
         """How scores become probabilities, for all rows so far."""
         found = self._solution().calibration
         assert found is not None
