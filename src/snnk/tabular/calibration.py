@@ -70,11 +70,15 @@ class PlattScaling:
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Probabilities (n, k), float64, of scores (n, k)."""
+        return torch.softmax(self.logits(scores), 1)
+
+    def logits(self, scores: Tensor) -> Tensor:
+        """Logarithms of the probabilities of scores (n, k), but for one number per row."""
         scores = _matrix(scores, "scores")
         if scores.shape[1] != len(self.offset):
             raise ValueError(f"scores must have one column for each of {len(self.offset)} classes; got {scores.shape}")
         scaled = (_differences(scores) * self.scale).clamp_min(-LARGEST)
-        return torch.softmax(scaled + scores.new_tensor(self.offset), 1)
+        return scaled + scores.new_tensor(self.offset)
 
     def to_dict(self) -> dict[str, Any]:
         """The calibration as JSON holds it."""
