@@ -1,4 +1,4 @@
-"""The documents agree with the code: public names, paths, dotted names and the picture of imports."""
+"""The documents agree with the code: public names, paths, links, dotted names, pictures; and their code runs."""
 
 import importlib
 import importlib.util
@@ -8,10 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from helpers.documents import Reader, blocks, make_folder
+
 ROOT = Path(__file__).parent.parent
+GENERATED = ROOT / "docs" / "results"
 PAGES = [
-    ROOT / name
-    for name in ("README.md", "CONTRIBUTING.md", "docs/api.md", "docs/figures.md", "docs/tuned.md", "docs/serving.md")
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *(path for path in sorted((ROOT / "docs").rglob("*.md")) if GENERATED not in path.parents),
+]
+RUN = [
+    *(ROOT / name for name in ("README.md", "docs/start.md", "docs/serving.md")),
+    *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
+    *sorted((ROOT / "docs" / "howto").glob("*.md")),
 ]
 HOMES = ("snnk.maps", "snnk.nn", "snnk.ridge")  # packages behind the names of `snnk`
 
@@ -79,6 +87,16 @@ def test_the_picture_of_imports_is_that_of_the_code():
         assert picture.info["Description"] == graph.describe(found), "run: python tools/import_graph.py"
 
 
+def test_the_picture_of_speed_is_that_of_the_rows():
+    from PIL import Image
+
+    spec = importlib.util.spec_from_file_location("speed_picture", ROOT / "tools" / "speed_picture.py")
+    speed = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(speed)
+    with Image.open(ROOT / "docs" / "speed.png") as picture:
+        assert picture.info["Description"] == speed.describe(speed.points(speed.ROWS)), "run: tools/speed_picture.py"
+
+
 def test_a_circle_of_imports_is_named():
     spec = importlib.util.spec_from_file_location("import_graph", ROOT / "tools" / "import_graph.py")
     graph = importlib.util.module_from_spec(spec)
@@ -87,21 +105,51 @@ def test_a_circle_of_imports_is_named():
         graph.levels({("a", "b"): True, ("b", "a"): True, ("b", "c"): True})
 
 
-def code_blocks():
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+def short(path):
+    return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("block", code_blocks(), ids=lambda text: text.split()[1].strip(","))
-def test_the_code_of_the_readme_runs(block, tmp_path, monkeypatch, capsys):
-    import torch
-    import transformers
+@pytest.mark.parametrize("page", PAGES, ids=short)
+def test_links_lead_to_files_and_headings(page):
+    for link, anchor in re.findall(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)]+))?\)", page.read_text()):
+        target = (page.parent / link) if link else page
+        assert target.exists(), f"{link} does not exist"
+        if anchor:
+            assert anchor in headings(target), f"{link} has no heading #{anchor}"
 
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = transformers.BertModel(transformers.BertConfig(vocab_size=40, **sizes)).eval()
-    ids = torch.randint(40, (20, 8, 12))
-    batches = [{"input_ids": x, "attention_mask": torch.ones_like(x)} for x in ids]
+
+def headings(page):
+    """Anchors of the headings of a page, by the rule that GitHub and mkdocs share for plain words."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return [re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in found]
+
+
+@pytest.mark.parametrize("page", RUN, ids=short)
+def test_the_code_of_pages_runs(page, run, quick, tmp_path, monkeypatch, capsys):
+    """As a reader pastes it, one block after another. A block of kind text shows what the block before it prints."""
+    make_folder(tmp_path)
     monkeypatch.chdir(tmp_path)
-    exec(compile(block, "README.md", "exec"), {"model": model, "batches": batches, "train_loader": batches})
+    reader = Reader(run)
+    try:
+        for block in blocks(page):
+            if block.why is not None:
+                continue
+            assert block.kind, f"{page.name}, line {block.line}: a block has no language"
+            if block.kind == "text":
+                missing = {word for word in re.findall(r"[A-Za-z]{3,}", block.text) if word not in reader.said}
+                assert not missing, f"{page.name}, line {block.line}: {missing} is not in {reader.said}"
+            reader.run(page, block, capsys)
+    finally:
+        reader.close()
+
+
+def test_few_blocks_are_not_run():
+    """Each has its reason in a comment above it; a block of a kind that nothing runs has one as well."""
+    left = {short(page): sum(block.why is not None for block in blocks(page)) for page in RUN}
+    assert sum(left.values()) <= 6, left
+    kinds = {block.kind for page in RUN for block in blocks(page) if block.why is None}
+    assert kinds <= {"bash", "python", "text"}
 
 
 def test_the_tests_that_the_page_on_robustness_names_exist():

@@ -1,0 +1,117 @@
+"""The code of documents: blocks of a Markdown page, and a folder in which they run one after another as a reader would
+run them, with small models and data under the names that the pages use.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from snnk.hf.general import general_texts
+
+from helpers.heads import make
+from helpers.texts import make_english, save
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(
+    r"^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL
+)
+SERVER = "python examples/serve.py "
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, its text, its first line, and the reason why it is not run, or None."""
+
+    kind: str
+    text: str
+    line: int
+    why: str | None
+
+
+def blocks(page):
+    """All fenced blocks of a page, in order."""
+    text = page.read_text()
+    return [
+        Block(found["kind"], found["text"], 1 + text.count("\n", 0, found.start("text")), found["why"])
+        for found in BLOCK.finditer(text)
+    ]
+
+
+def commands(text):
+    """The commands of a bash block, without comments; a backslash continues a line."""
+    lines = re.sub(r"\\\n\s*", "", text).splitlines()
+    return [line for line in (re.sub(r"(^|\s)#.*", "", line).strip() for line in lines) if line]
+
+
+def make_folder(folder):
+    """The small models and data that pages name, beside the examples."""
+    tokenizer = make_english(pad_token="[PAD]", model_input_names=["input_ids", "token_type_ids", "attention_mask"])
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 128}
+    for name, kind in {
+        "sentence-transformers/all-MiniLM-L6-v2": "BertModel",
+        "MODEL": "BertModel",
+        "RERANKER": "BertForSequenceClassification",
+    }.items():
+        more = {"num_labels": 1} if name == "RERANKER" else {}
+        save(make(kind, **sizes, **more), folder / name, tokenizer)
+    texts = general_texts(600)
+    (folder / "sentences.txt").write_text("\n".join(texts[:300]) + "\n")
+    pairs = [f'"{a}","{b}"' for a, b in zip(texts[:300], texts[300:], strict=True) if '"' not in a + b]
+    (folder / "pairs.csv").write_text("\n".join(["query,passage", *pairs]) + "\n")
+    (folder / "examples").symlink_to(ROOT / "examples")
+
+
+class Reader:
+    """Runs the blocks of a page in the current folder.
+
+    Args:
+        snnk: called with the arguments of a command; returns the exit code, stdout and stderr.
+    """
+
+    def __init__(self, snnk):
+        self.snnk, self.names, self.servers, self.said = snnk, {}, [], ""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+
+    def run(self, page, block, capsys):
+        """Run one block; what it prints is kept in `said`."""
+        place = f"{page.name}, line {block.line}"
+        if block.kind == "python":
+            exec(compile("\n" * (block.line - 1) + block.text, page.name, "exec"), self.names)
+            self.said = capsys.readouterr().out
+        elif block.kind == "bash":
+            self.said = "".join(self._command(command, place) for command in commands(block.text))
+
+    def _command(self, command, place):
+        if command.startswith("snnk "):
+            code, out, err = self.snnk(*shlex.split(command)[1:])
+            assert code == 0, f"{place}: {command} ends with code {code}: {err}"
+            return out
+        command = command.replace("8000", str(self.port))
+        environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        if command.startswith(SERVER):
+            server = subprocess.Popen(shlex.split(command), stdout=subprocess.PIPE, text=True, env=environment)
+            self.servers.append(server)
+            assert server.stdout.readline().startswith("listening"), f"{place}: {command}"
+            return ""
+        if command.startswith("curl ") and not shutil.which("curl"):
+            return ""
+        done = subprocess.run(
+            ["bash", "-ec", f"set -o pipefail; {command}"], capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 0, f"{place}: {command}: {done.stderr}"
+        return done.stdout
+
+    def close(self):
+        """Stop the servers that a page started."""
+        for server in self.servers:
+            server.terminate()
+            server.wait(30)
+            server.stdout.close()
