@@ -214,6 +214,8 @@ def test_figures_that_are_not_defined(reports):
     quality = report["quality"]
     quality |= {"r2": None, "mean_absolute_error": None, "root_mean_squared_error": 1e290}
     quality["importances"]["columns"] = []
+    quality["binned"][3]["high"] = 1.7e308
+    assert not page_of(report).pictures
     quality["binned"][3]["high"] = None
     for row in quality["residual_quantiles"]:
         row["residual"] = None
