@@ -116,6 +116,10 @@ def not_utf8():
     return pa.StringArray.from_buffers(ROWS, *buffers)
 
 
+def whole(values):
+    return [int(value) for value in values]
+
+
 def classes(low, high, kind):
     return pa.array([high if v > 0 else low for v in X], kind)
 
@@ -141,6 +145,16 @@ def texts(count):
     def check(report, score, model):
         (column,) = (c for c in (*model.columns.inputs, model.columns.target) if c.categories is not None)
         assert len(column.categories) == report["rows"] == count
+
+    return check
+
+
+def one_hot(count):
+    """Check that a column has one input per category: other rows say nothing of one, as all its rows are alike."""
+
+    def check(report, score, model):
+        (column,) = model.columns.inputs
+        assert len(column.categories) == column.width == report["inputs"] == count
 
     return check
 
@@ -302,25 +316,83 @@ CASES = {
     "a dictionary of times": (
         parquet(x=X, k=pa.array([1, 2] * 30, pa.timestamp("s")).dictionary_encode(), y=Y),
         {},
-        NO_NUMBER,
+        RIGHT,
     ),
     "large strings": (parquet(k=pa.array(["a", "b"] * 30, pa.large_string()), x=X, y=Y), {}, RIGHT),
     "text that is no UTF-8": (parquet(x=X, k=not_utf8(), y=Y), {}, "'k' of t.parquet.* cannot be read as text"),
-    "timestamps": (
-        parquet(x=X, t=pa.array(range(ROWS), pa.timestamp("ns")), y=Y),
+    "timestamps": (parquet(x=X, t=pa.array(range(ROWS), pa.timestamp("ns")), y=Y), {}, regression(0.99)),
+    "timestamps alone": (
+        parquet(t=pa.array(whole(10**9 + X * 3600), pa.timestamp("s", "Europe/Berlin")), y=Y),
         {},
-        rf"'t' of .* is timestamp.*{NO_NUMBER}",
+        regression(0.99),
     ),
-    "dates": (parquet(x=X, t=pa.array(range(ROWS), pa.date32()), y=Y), {}, rf"'t' of .* is date.*{NO_NUMBER}"),
-    "durations": (
-        parquet(x=X, t=pa.array(range(ROWS), pa.duration("s")), y=Y),
+    "timestamps that differ by nanoseconds": (
+        parquet(x=X, t=pa.array(range(10**18, 10**18 + ROWS), pa.timestamp("ns")), y=Y),
         {},
-        rf"'t' of .* is duration.*{NO_NUMBER}",
+        "column 't' has times that differ by less than float64 keeps of them",
+    ),
+    "the first and the last timestamp": (
+        parquet(x=X, t=classes(-(2**63) + 1, 2**63 - 1, pa.timestamp("us")), y=Y),
+        {},
+        regression(0.99),
+    ),
+    "dates": (parquet(t=pa.array(whole(20_000 + 100 * X), pa.date32()), y=Y), {}, regression(0.99)),
+    "dates in milliseconds": (
+        parquet(t=pa.array(whole(8.64e7 * (20_000 + 100 * X)), pa.date64()), y=Y),
+        {},
+        regression(0.99),
+    ),
+    "times of the day": (
+        parquet(t=pa.array(whole(43_200 + 9000 * X), pa.time32("s")), y=Y),
+        {},
+        regression(0.9),
+    ),
+    "durations": (parquet(t=pa.array(whole(1e9 * X), pa.duration("ns")), y=Y), {}, RIGHT),
+    "one date": (parquet(x=X, t=pa.array([20_000] * ROWS, pa.date32()), y=Y), {}, RIGHT),
+    "dates, all of them missing": (parquet(x=X, t=pa.nulls(ROWS, pa.date32()), y=Y), {"missing": "mean"}, RIGHT),
+    "dates in a CSV": (
+        raw("t,y\n" + "".join(f"20{20 + i % 5}-0{1 + i % 9}-11,{i % 9}.5\n" for i in range(ROWS))),
+        {},
+        regression(0.9),
+    ),
+    "identifiers": (
+        parquet(x=X.repeat(20), k=[f"k{i}" for i in range(1200)], y=Y.repeat(20)),
+        {},
+        regression(rows=1200),
+    ),
+    "identifiers alone": (
+        parquet(k=[f"k{i}" for i in range(1200)], y=X.repeat(20)),
+        {},
+        "no input columns have a value",
+    ),
+    "categories alone": (
+        parquet(k=[f"k{i // 4}" for i in range(1200)], y=X.repeat(20)),
+        {"task": "regression"},
+        one_hot(300),
+    ),
+    "identifiers, most of them missing": (
+        parquet(x=X.repeat(20), k=[f"k{i}" if i % 3 else None for i in range(1200)], y=Y.repeat(20)),
+        {"missing": "mean"},
+        regression(rows=1200),
+    ),
+    "identifiers and targets of 1e307": (
+        parquet(x=X.repeat(20), k=[f"k{i % 600}" for i in range(1200)], y=1e307 * Y.repeat(20)),
+        {},
+        regression(0.99, rows=1200),
     ),
     "lists": (parquet(x=X, t=[[1]] * ROWS, y=Y), {}, rf"'t' of .* is list.*{NO_NUMBER}"),
     "structs": (parquet(x=X, t=[{"a": 1}] * ROWS, y=Y), {}, rf"'t' of .* is struct.*{NO_NUMBER}"),
     "bytes": (parquet(x=X, t=[b"a"] * ROWS, y=Y), {}, rf"'t' of .* is binary.*{NO_NUMBER}"),
-    "a target of times": (parquet(x=X, y=pa.array(range(ROWS), pa.timestamp("s"))), {}, NO_NUMBER),
+    "a target of times": (
+        parquet(x=X, y=pa.array(range(ROWS), pa.timestamp("s"))),
+        {},
+        "the target 'y' of .* is timestamp.*make it a number",
+    ),
+    "a target of durations": (
+        parquet(x=X, y=pa.array(range(ROWS), pa.duration("s"))),
+        {},
+        "is duration.*make it a number",
+    ),
     # CSV
     "a byte order mark": (raw("\ufeffx,y\n" + LINES), {}, RIGHT),
     "lines that end in CR and LF": (raw(("x,y\n" + LINES).replace("\n", "\r\n")), {}, RIGHT),

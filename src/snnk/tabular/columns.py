@@ -1,14 +1,17 @@
 """How rows of a table become inputs x and targets y.
 
-Numbers are standardised and categories become one-hot vectors. Categories are compared as exact text, whole numbers by
-their digits. A missing, NaN or infinite value raises an error that names its place, drops its row, or becomes the mean.
+Numbers are standardised. A few categories become one-hot vectors, and many become the numbers of `snnk.tabular.codes`.
+Categories are compared as exact text, whole numbers by their digits. Dates and times become seconds, which are
+standardised, and sine and cosine of the day, the week and the year that they go through. A missing, NaN or infinite
+value raises an error that names its place, drops its row, or becomes the mean: zeros, and a one in an input that says
+so if the table of the fit had some.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +20,7 @@ import torch
 from torch import Tensor
 
 from snnk import _checks
+from snnk.tabular.codes import FOLDS, Codes, rates, row_folds, text_hashes
 from snnk.tabular.scaling import LARGEST, Array, standardise
 
 if TYPE_CHECKING:
@@ -26,24 +30,67 @@ MISSING = ("raise", "drop", "mean")
 REACH = 2.0**24  # in standard deviations; beyond it, the error of an angle in float32 is a radian or more
 
 
+TIMES = ("timestamp", "timestamp with zone", "time", "duration")
+CYCLES = {"day": 86_400.0, "week": 7 * 86_400.0, "year": 365.2425 * 86_400.0}  # in seconds
+UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # per second
+KEYS = {"name", "mean", "scale", "categories"}
+
+
 @dataclass(frozen=True)
 class Column:
-    """A number with its mean and scale, or a category with its values; the scale of a target is the unit of the fit."""
+    """A number, a category, or a date or time; the scale of a target is the unit of the fit.
+
+    Args:
+        name: of the column.
+        mean, scale: of numbers, or of seconds.
+        categories: the values of a category that becomes a one-hot vector; none if there are `codes`.
+        time: the kind of time, one of `TIMES`, or "".
+        cycles: periods of times that become sine and cosine, of `CYCLES`.
+        codes: of a category with many values.
+        indicator: whether there is an input for missing values.
+    """
 
     name: str
     mean: float = 0.0
     scale: float = 1.0
     categories: tuple[str, ...] | None = None
+    time: str = ""
+    cycles: tuple[str, ...] = ()
+    codes: Codes | None = None
+    indicator: bool = False
+
+    @property
+    def kind(self) -> str:
+        """How values are used: as a "number", as a "category", or as a kind of time."""
+        return self.time or ("number" if self.categories is None else "category")
 
     @property
     def width(self) -> int:
         """Number of inputs, or of outputs, that the column becomes."""
-        return 1 if self.categories is None else len(self.categories)
+        own = 1 + 2 * len(self.cycles) if self.categories is None else len(self.categories)
+        return own + (self.codes.width if self.codes else 0) + self.indicator
+
+    def names(self, classes: tuple[str, ...] | None) -> list[str]:
+        """Names of the inputs, for a target with some classes or None."""
+        found = [self.name] if self.categories is None else [f"{self.name}={value}" for value in self.categories]
+        found += [f"{self.name}: {wave} of {cycle}" for cycle in self.cycles for wave in ("sine", "cosine")]
+        found += [f"{self.name}: {what}" for what in (*rates(classes), "log frequency") if self.codes]
+        return found + [f"{self.name}: missing"] * self.indicator
+
+    def to_dict(self) -> dict[str, Any]:
+        """The column as JSON; what a plain number or category does not have is left out."""
+        categories = None if self.categories is None else list(self.categories)
+        found: dict[str, Any] = {"name": self.name, "mean": self.mean, "scale": self.scale, "categories": categories}
+        if self.time:
+            found |= {"time": self.time, "cycles": list(self.cycles)}
+        if self.codes:
+            found["codes"] = self.codes.to_dict()
+        return found | ({"indicator": True} if self.indicator else {})
 
     @classmethod
     def from_dict(cls, stored: Any) -> Column:
         """A column from a file; every key and every type is checked."""
-        if not isinstance(stored, dict) or set(stored) != {"name", "mean", "scale", "categories"}:
+        if not isinstance(stored, dict) or not KEYS <= set(stored) <= KEYS | {"time", "cycles", "codes", "indicator"}:
             raise ValueError(f"a column must have name, mean, scale and categories; got {_short(stored)}")
         name, categories = stored["name"], stored["categories"]
         if not isinstance(name, str):
@@ -59,7 +106,30 @@ class Column:
             if not texts or len(set(categories)) < len(categories):
                 raise ValueError(f"the categories of column {name!r} must be different texts; got {_short(categories)}")
             categories = tuple(categories)
-        return cls(name, float(stored["mean"]), float(stored["scale"]), categories)
+        time, cycles = stored.get("time", ""), stored.get("cycles", [])
+        if ("time" in stored or "cycles" in stored) and (
+            not isinstance(time, str)
+            or time not in TIMES
+            or not isinstance(cycles, list)
+            or cycles != [cycle for cycle in CYCLES if cycle in cycles]
+            or categories is not None
+        ):
+            raise ValueError(f"column {name!r} has a kind of time that is not known: {_short((time, cycles))}")
+        codes = Codes.from_dict(stored["codes"], name) if "codes" in stored else None
+        if codes is not None and categories != ():
+            raise ValueError(f"column {name!r} has codes, and therefore must have an empty list of categories")
+        if stored.get("indicator", True) is not True:
+            raise ValueError(f"the indicator of column {name!r} must be true; got {_short(stored['indicator'])}")
+        return cls(
+            name,
+            float(stored["mean"]),
+            float(stored["scale"]),
+            categories,
+            time,
+            tuple(cycles),
+            codes,
+            "indicator" in stored,
+        )
 
 
 def _short(value: Any) -> str:
@@ -91,10 +161,12 @@ class Columns:
     @property
     def names(self) -> list[str]:
         """Names of the inputs of the feature map, such as "age" and "colour=red"."""
-        return [c.name if c.categories is None else f"{c.name}={v}" for c in self.inputs for v in c.categories or ("",)]
+        return [name for column in self.inputs for name in column.names(self.target.categories)]
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """The columns as JSON."""
+        inputs = [column.to_dict() for column in self.inputs]
+        return {"inputs": inputs, "target": self.target.to_dict(), "missing": self.missing}
 
     @classmethod
     def from_dict(cls, stored: Any) -> Columns:
@@ -107,6 +179,11 @@ class Columns:
         if len({c.name for c in (*inputs, target)}) <= len(inputs):
             raise ValueError("two columns have the same name")
         columns = cls(inputs, target, _checks.choose(stored["missing"], MISSING, "policy for missing values"))
+        if target.time or target.codes or target.indicator:
+            raise ValueError("the target is neither a number nor has it classes")
+        expected = len(rates(target.categories)) + 1
+        if any(column.codes and column.codes.width != expected for column in inputs):
+            raise ValueError(f"the codes of a column are not {expected} wide, as those for the target must be")
         if not columns.width or not target.width:
             raise ValueError("no inputs or no classes: all lists of categories are empty")
         return columns
@@ -124,45 +201,82 @@ class Columns:
 
         A number to predict is standardised by the mean and the scale of the target. An input that is more than 2^24
         standard deviations from its mean counts as infinite, because float32 features would keep no digit of it. A
-        category that the first pass did not see becomes zeros.
+        category that the first pass did not see becomes zeros, or the code of a category without rows.
 
         Args:
             batch: rows of the table.
             label, first_row: the block of the batch, and the row of the block at which it begins; errors name them.
-            with_target: whether to encode the target.
+            with_target: whether to encode the target, too: the rows are fitted, and not predicted. Columns with codes
+                then have those from which the targets of the fold of the row are left out.
             unseen: a counter, by column, of values unlike those of the first pass: categories that it did not see,
                 and numbers that are too far away.
         """
         x = np.zeros((batch.num_rows, self.width), np.float32)
         keep, place = np.ones(batch.num_rows, bool), 0
+        hashes: dict[str, Array] = {}
+        folds: Array | int = FOLDS
+        if with_target and any(column.codes for column in self.inputs):
+            hashes = {c.name: fold_values(batch.column(c.name), c.kind, c.name, label) for c in self.inputs}
+            folds = row_folds(hashes, batch.num_rows)
         for column in self.inputs:
-            values, bad = read_column(batch, column, label)
-            if column.categories is None:
-                scaled = standardise(np.where(bad, column.mean, values), column.mean, column.scale)
-                far = np.abs(scaled) > REACH
-                if far.any() and not bad.any() and self.missing == "raise":
-                    row = int(far.argmax())
-                    raise ValueError(
-                        f"column {column.name!r} is {values[row]:g} at row {first_row + row} of {label}, more than "
-                        f"2^24 standard deviations ({column.scale:g}) from its mean in training ({column.mean:g}); "
-                        "correct it, or choose 'drop' or 'mean' as the policy for missing values"
-                    )
-                if unseen is not None:
-                    unseen[column.name] += int(far.sum())
-                bad = bad | far
-                x[:, place] = np.where(bad, 0.0, scaled)
-            else:
-                known = values >= 0
+            part = x[:, place : place + column.width]
+            if column.codes is not None:
+                values = hashes.get(column.name)
+                if values is None:
+                    values = fold_values(batch.column(column.name), "category", column.name, label)
+                bad = values == 0
+                codes, known = column.codes.encode(values, folds)
+                part[:, : column.codes.width] = np.where(bad[:, None], 0.0, codes)
                 if unseen is not None:
                     unseen[column.name] += int((~known & ~bad).sum())
-                x[np.flatnonzero(known), place + values[known].astype(int)] = 1.0
+            elif column.categories is not None:
+                values, bad = read_column(batch, column, label)
+                known = values >= 0
+                if unseen is not None and column.categories:
+                    unseen[column.name] += int((~known & ~bad).sum())
+                part[np.flatnonzero(known), values[known].astype(int)] = 1.0
+            else:
+                values, bad = read_column(batch, column, label)
+                bad = self._encode_numbers(part, column, values, bad, label, first_row, unseen)
+            if column.indicator:
+                part[:, -1] = bad
             if self.missing == "raise":
                 _refuse_missing(column, bad, label, first_row)
             if self.missing == "drop":
                 keep &= ~bad
             place += column.width
         y = self._encode_target(batch, label, first_row, keep) if with_target else None
-        return Encoded(torch.from_numpy(x[keep]), y, torch.from_numpy(keep))
+        return Encoded(torch.from_numpy(x if keep.all() else x[keep]), y, torch.from_numpy(keep))
+
+    def _encode_numbers(
+        self,
+        part: Array,
+        column: Column,
+        values: Array,
+        bad: Array,
+        label: str,
+        first_row: int,
+        unseen: Counter[str] | None,
+    ) -> Array:
+        """Fill the inputs of a number or a time; returns which values are missing or too far away."""
+        scaled = standardise(np.where(bad, column.mean, values), column.mean, column.scale)
+        far = np.abs(scaled) > REACH
+        if far.any() and not bad.any() and self.missing == "raise":
+            row = int(far.argmax())
+            raise ValueError(
+                f"column {column.name!r} is {values[row]:g} at row {first_row + row} of {label}, more than "
+                f"2^24 standard deviations ({column.scale:g}) from its mean in training ({column.mean:g}); "
+                "correct it, or choose 'drop' or 'mean' as the policy for missing values"
+            )
+        if unseen is not None:
+            unseen[column.name] += int(far.sum())
+        bad = bad | far
+        part[:, 0] = np.where(bad, 0.0, scaled)
+        for i, cycle in enumerate(column.cycles):
+            angle = 2 * math.pi / CYCLES[cycle] * np.mod(np.where(bad, 0.0, values), CYCLES[cycle])
+            part[:, 1 + 2 * i] = np.where(bad, 0.0, np.sin(angle))
+            part[:, 2 + 2 * i] = np.where(bad, 0.0, np.cos(angle))
+        return bad
 
     def _encode_target(self, batch: pa.RecordBatch, label: str, first_row: int, keep: Array) -> Tensor:
         """Targets (n, t) of the rows to keep; rows without a target are taken out of `keep`."""
@@ -199,11 +313,14 @@ def missing_message(counts: dict[str, int], first: str) -> str:
 
 
 def read_column(batch: pa.RecordBatch, column: Column, label: str) -> tuple[Array, Array]:
-    """Values (n,) of a column, float64 numbers or indices of categories (-1 if unknown), and which are missing (n,)."""
+    """Values (n,) of a column, float64 numbers or indices of categories (-1 if unknown), and which are missing (n,).
+
+    The numbers of times are seconds.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    data = plain(batch.column(column.name), column.name, label)
+    data = plain(batch.column(column.name), column.name, label, column.kind)
     if column.categories is None:
         values = as_numbers(data, column.name, label)
         return values, ~np.isfinite(values)
@@ -213,27 +330,44 @@ def read_column(batch: pa.RecordBatch, column: Column, label: str) -> tuple[Arra
     return pc.fill_null(index, -1).to_numpy(zero_copy_only=False), missing
 
 
+def fold_values(data: pa.Array, kind: str, name: str, label: str) -> Array:
+    """Values (n,) of an input that decide on the fold of a row: float64 numbers, or hashes of texts (0 if missing)."""
+    data = plain(data, name, label, kind)
+    return text_hashes(as_text(data, name, label)) if kind == "category" else as_numbers(data, name, label)
+
+
 def kind_of(data_type: pa.DataType) -> str:
-    """How values of a type are used: as a "number", as a "category", or "" if they cannot be used."""
+    """How values of a type are used: as a "number", as a "category", as one of `TIMES`, or "" if they cannot be."""
     import pyarrow.types as pt
 
     if pt.is_dictionary(data_type):
-        return "category" if kind_of(data_type.value_type) else ""
+        inner = kind_of(data_type.value_type)
+        return "category" if inner == "number" else inner
     if pt.is_string(data_type) or pt.is_large_string(data_type):
         return "category"
+    if pt.is_timestamp(data_type) or pt.is_date(data_type):
+        return "timestamp with zone" if pt.is_timestamp(data_type) and data_type.tz else "timestamp"
+    if pt.is_time(data_type) or pt.is_duration(data_type):
+        return "time" if pt.is_time(data_type) else "duration"
     number = (pt.is_null, pt.is_integer, pt.is_floating, pt.is_boolean, pt.is_decimal)
     return "number" if any(check(data_type) for check in number) else ""
 
 
-def plain(data: pa.Array, name: str, label: str) -> pa.Array:
-    """Values without a dictionary, in a type that pyarrow computes with; other types raise a ValueError."""
+def plain(data: pa.Array, name: str, label: str, kind: str = "") -> pa.Array:
+    """Values without a dictionary, in a type that pyarrow computes with; other types raise a ValueError.
+
+    If `kind` is that of the column, values that cannot be of it raise one, too.
+    """
     import pyarrow as pa
     import pyarrow.types as pt
 
-    if not kind_of(data.type):
+    found = kind_of(data.type)
+    if not found:
         raise ValueError(
-            f"column {name!r} is {data.type} in {label}, neither a number nor a category; cast it in the table"
+            f"column {name!r} is {data.type} in {label}, neither a number nor a category nor a time; cast it"
         )
+    if kind and found != kind and (found in TIMES or kind in TIMES) and not pt.is_null(data.type):
+        raise ValueError(f"column {name!r} is {data.type} in {label}, and was a {kind} in training; cast it")
     if pt.is_dictionary(data.type):
         data = data.dictionary_decode()
     if pt.is_decimal(data.type) and data.type.bit_width < 128:  # pyarrow does not compute with narrow decimals
@@ -241,11 +375,31 @@ def plain(data: pa.Array, name: str, label: str) -> pa.Array:
     return data
 
 
+def as_ticks(data: pa.Array) -> pa.Array:
+    """Times as the integers that they are: days, seconds, or parts of seconds."""
+    import pyarrow as pa
+
+    return data.cast(pa.int32() if data.type.bit_width == 32 else pa.int64())
+
+
+def as_seconds(data: pa.Array) -> Array:
+    """Times as float64 seconds, since 1970 (in UTC, if they have a zone) or midnight, with NaN for missing ones."""
+    import pyarrow as pa
+    import pyarrow.types as pt
+
+    values: Array = as_ticks(data).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    if pt.is_date32(data.type):
+        return values * CYCLES["day"]
+    return values / UNITS["ms" if pt.is_date64(data.type) else data.type.unit]
+
+
 def as_numbers(data: pa.Array, name: str, label: str) -> Array:
-    """Values as float64, with NaN for missing ones."""
+    """Values as float64, with NaN for missing ones; those of times are seconds."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if kind_of(data.type) in TIMES:
+        return as_seconds(data)
     try:
         return pc.cast(data, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     except (ValueError, pa.ArrowException) as error:

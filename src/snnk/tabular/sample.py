@@ -29,7 +29,7 @@ MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmi
 CHUNK = 1 << 20  # number of inputs that are hashed at once
 
 
-def _mix(values: Array) -> Array:
+def mix(values: Array) -> Array:
     """splitmix64 of unsigned integers, without the sign bit, as torch has no unsigned ones."""
     z = values + np.uint64(MIX[0])
     z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX[1])
@@ -39,11 +39,11 @@ def _mix(values: Array) -> Array:
 
 def content_hash(x: Tensor) -> Tensor:
     """Hashes (n,) of encoded rows (n, d) float32, from 0 to 2^63 - 1; equal rows have equal hashes."""
-    factors = _mix(np.arange(1, x.shape[1] + 1, dtype=np.uint64)).astype(np.uint64) | np.uint64(1)
+    factors = mix(np.arange(1, x.shape[1] + 1, dtype=np.uint64)).astype(np.uint64) | np.uint64(1)
     found = []
     for part in x.split(max(CHUNK // max(x.shape[1], 1), 1)):
         bits = (part.cpu().float() + 0.0).contiguous().numpy().view(np.uint32)  # minus zero becomes zero
-        found.append(_mix((bits * factors).sum(1, dtype=np.uint64)))
+        found.append(mix((bits * factors).sum(1, dtype=np.uint64)))
     return torch.from_numpy(np.concatenate(found)) if found else torch.zeros(0, dtype=torch.int64)
 
 
@@ -79,7 +79,7 @@ class Sample:
     def add(self, batch: pa.RecordBatch, block: int, first_row: int) -> None:
         """Add rows of a block of the table, the first of which has this number in its block."""
         rows = np.arange(first_row, first_row + batch.num_rows, dtype=np.uint64)
-        hashes = _mix(rows + (np.uint64(block) << np.uint64(40)))
+        hashes = mix(rows + (np.uint64(block) << np.uint64(40)))
         chosen = np.flatnonzero(hashes <= self._bound)
         if len(chosen):
             self._hashes.append(hashes[chosen])

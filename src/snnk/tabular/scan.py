@@ -11,13 +11,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from snnk import _checks
-from snnk.tabular.columns import MISSING, Column, Columns, as_numbers, as_text, kind_of, missing_message, plain
+from snnk.tabular.codes import Tally, Target, row_folds
+from snnk.tabular.columns import (
+    CYCLES,
+    MISSING,
+    TIMES,
+    Column,
+    Columns,
+    as_numbers,
+    as_text,
+    as_ticks,
+    fold_values,
+    kind_of,
+    missing_message,
+    plain,
+)
 from snnk.tabular.sample import Sample
 from snnk.tabular.scaling import (
     CONSTANT,
@@ -36,7 +50,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TASKS = ("auto", "regression", "classification")
-MOST_CATEGORIES = 1000  # per column; a column with more of them is taken for an identifier
+MOST_CLASSES = 1000  # of a target
+MOST_CATEGORIES = 256  # of a column that becomes a one-hot vector; a column with more of them gets codes
+PARTS = {"day": 1440, "week": 7, "year": 12}  # of a cycle; times in one of them only do not go through it
+SECONDS = "seconds"  # the first and the last time of a column
 FEW_CLASSES = 20  # a target with at most this number of different integers is taken for classes
 GRID = 1 << 20  # means are rounded to this part of a standard deviation
 WHOLE = 2**53  # above it, float64 does not have every whole number
@@ -68,19 +85,39 @@ class Statistics:
     `mean` is in units of 2^exponent, and `squares`, the sum of squared deviations, in units of 2^(2 exponent).
     """
 
-    category: bool
+    kind: str
     count: int = 0
     exponent: int = 0
     mean: float = 0.0
     squares: float = 0.0
     missing: int = 0
     first_missing: Place | None = None
-    values: set[str] = field(default_factory=set)  # categories, or a few of the different whole numbers
+    values: set[str] = field(default_factory=set)  # categories, or whole numbers, as long as there are few
     whole: bool = True  # whether all numbers are whole
     coarse: bool = False  # whether there is a float above 2^53
     bounds: tuple[Any, Any] | None = None  # the least and the largest integer or decimal, exactly
     sizes: Array = field(default_factory=lambda: count_sizes(np.zeros(0)))
     largest: tuple[float, Place] | None = None  # minus the largest absolute value, and its first place
+    parts: dict[str, tuple[float, float]] = field(default_factory=dict)  # first and last part of each cycle of times
+
+    @property
+    def category(self) -> bool:
+        return self.kind == "category"
+
+    @property
+    def few(self) -> bool:
+        """Whether numbers may be classes."""
+        return self.whole and len(self.values) <= FEW_CLASSES
+
+    @property
+    def many(self) -> bool:
+        """Whether there are too many categories for a one-hot vector."""
+        return self.category and len(self.values) > MOST_CATEGORIES
+
+    @property
+    def countless(self) -> bool:
+        """Whether there are so many categories that they are not listed any more."""
+        return len(self.values) > MOST_CLASSES
 
     def add(self, data: pa.Array, name: str, place: Place) -> Array:
         """Add values, the first of which is at `place`; returns which of them are missing, (n,) bool."""
@@ -90,9 +127,8 @@ class Statistics:
         if self.category:
             text = as_text(data, name, place.label)
             bad = pc.is_null(text).to_numpy(zero_copy_only=False)
-            self.values |= set(pc.unique(text.drop_null()).to_pylist())
-            if len(self.values) > MOST_CATEGORIES:
-                raise ValueError(f"column {name!r} has more than {MOST_CATEGORIES} categories; leave it out with drop")
+            if not self.countless:
+                self.values |= set(pc.unique(text.drop_null())[: 2 * MOST_CLASSES].to_pylist())
         else:
             bad = self._add_numbers(data, name, place)
         if bad.any() and not self.missing:
@@ -115,6 +151,10 @@ class Statistics:
         self.sizes = self.sizes + count_sizes(good)
         exponent, mean, variance = moments(good)
         self._combine(len(good), int(exponent), float(mean), float(variance) * len(good))
+        if self.kind in TIMES:
+            self._widen(tuple(pc.min_max(as_ticks(data)).as_py().values()))
+            self._note_cycles(good)
+            return bad
         if pt.is_floating(data.type):
             self.coarse |= largest > WHOLE
         else:
@@ -129,6 +169,22 @@ class Statistics:
 
     def _note_largest(self, found: tuple[float, Place]) -> None:
         self.largest = min(self.largest or found, found)
+
+    def _note_cycles(self, seconds: Array) -> None:
+        found = {c: np.floor(np.mod(seconds, CYCLES[c]) / CYCLES[c] * count) for c, count in PARTS.items()}
+        self._add_parts({name: (float(v.min()), float(v.max())) for name, v in ({SECONDS: seconds} | found).items()})
+
+    def _add_parts(self, parts: dict[str, tuple[float, float]]) -> None:
+        for name, (low, high) in parts.items():
+            first, last = self.parts.get(name, (low, high))
+            self.parts[name] = min(low, first), max(high, last)
+
+    def _cycles(self) -> tuple[str, ...]:
+        """The cycles that times go through: those that are not longer than their span."""
+        start, end = self.parts.get(SECONDS, (0.0, 0.0))
+        known: tuple[str, ...] = {"time": ("day",), "duration": ()}.get(self.kind, tuple(CYCLES))
+        passed = [cycle for cycle in known if self.kind == "time" or end - start >= CYCLES[cycle]]
+        return tuple(cycle for cycle in passed if cycle in self.parts and self.parts[cycle][0] < self.parts[cycle][1])
 
     def _widen(self, bounds: tuple[Any, ...]) -> None:
         low, high = self.bounds or bounds
@@ -156,6 +212,7 @@ class Statistics:
         if other.largest:
             self._note_largest(other.largest)
         self.sizes = self.sizes + other.sizes
+        self._add_parts(other.parts)
         self.values |= other.values
         self.whole &= other.whole
         self.coarse |= other.coarse
@@ -163,7 +220,11 @@ class Statistics:
         self.missing += other.missing
 
     def column(self, name: str) -> Column:
-        """The column of these numbers, with its mean and scale rounded."""
+        """The column of these numbers or times, with its mean and scale rounded."""
+        found = self._numbers(name)
+        return replace(found, time=self.kind, cycles=self._cycles()) if self.kind in TIMES else found
+
+    def _numbers(self, name: str) -> Column:
         outliers = count_outliers(self.sizes)
         if outliers and self.largest:
             size, place = self.largest
@@ -174,6 +235,11 @@ class Statistics:
             )
         deviation = math.sqrt(self.squares / max(self.count, 1))
         if deviation <= CONSTANT * abs(self.mean):
+            if self.kind in TIMES and self.bounds and self.bounds[0] != self.bounds[1]:
+                raise ValueError(
+                    f"column {name!r} has times that differ by less than float64 keeps of them; make it a duration "
+                    "since a time near them, or leave the column out with drop"
+                )
             if self.bounds and self.bounds[0] != self.bounds[1]:
                 raise ValueError(
                     f"column {name!r} has numbers from {self.bounds[0]} to {self.bounds[1]}, which differ by less than "
@@ -205,12 +271,14 @@ class Scan:
     Args:
         target: name of the target column.
         statistics: those of each column, by name.
+        tallies: sums of the target by category, of each input that is one, by name.
         rows: number of rows so far.
         blocks: sizes of the blocks so far, by label.
     """
 
     target: str
     statistics: dict[str, Statistics]
+    tallies: dict[str, Tally]
     rows: int = 0
     blocks: dict[str, BlockSize] = field(default_factory=dict)
 
@@ -229,13 +297,18 @@ class Scan:
             kind = kind_of(column.type)
             if not kind:
                 raise ValueError(
-                    f"column {column.name!r} of {table.source} is {column.type}, neither a number nor a category; "
-                    "cast it or leave it out with drop"
+                    f"column {column.name!r} of {table.source} is {column.type}, neither a number nor a category nor a "
+                    "time; cast it or leave it out with drop"
                 )
-            statistics[column.name] = Statistics(category=kind == "category")
+            if column.name == target and kind in TIMES:
+                raise ValueError(
+                    f"the target {target!r} of {table.source} is {column.type}, and only numbers and classes can be "
+                    "predicted; make it a number, such as the hours since a fixed time"
+                )
+            statistics[column.name] = Statistics(kind)
         if len(statistics) < 2:
             raise ValueError(f"no input columns are left beside the target {target!r}")
-        return cls(target, statistics)
+        return cls(target, statistics, {n: Tally() for n, s in statistics.items() if s.category and n != target})
 
     def read(
         self,
@@ -260,6 +333,10 @@ class Scan:
                 place, bad = Place(index_of[label], rows, label), np.zeros(batch.num_rows, bool)
                 for name, statistics in self.statistics.items():
                     bad |= statistics.add(batch.column(name), name, place)
+                if self.statistics[self.target].category and self.statistics[self.target].countless:
+                    raise ValueError(f"target {self.target!r} has more than {MOST_CLASSES} classes; join some of them")
+                if self.tallies:
+                    self._tally(batch, label)
                 if sample is not None:
                     sample.add(batch, index_of[label], rows)
                 rows += batch.num_rows
@@ -269,10 +346,38 @@ class Scan:
             self.blocks[label] = BlockSize(index_of[label], rows, complete)
         return self
 
+    def _tally(self, batch: pa.RecordBatch, label: str) -> None:
+        """Add rows to the sums of the target by category."""
+        kinds = {name: s.kind for name, s in self.statistics.items() if name != self.target}
+        values = {name: fold_values(batch.column(name), kind, name, label) for name, kind in kinds.items()}
+        folds, (target, good) = row_folds(values, batch.num_rows), self._targets(batch, label)
+        for name, tally in self.tallies.items():
+            rows = np.flatnonzero(good & (values[name] != 0))
+            numbers = None if target.numbers is None else target.numbers[rows]
+            tally.add(values[name][rows], folds[rows], Target(numbers, target.names, target.chosen[rows]))
+
+    def _targets(self, batch: pa.RecordBatch, label: str) -> tuple[Target, Array]:
+        """The targets of a batch, and which of them are not missing."""
+        import pyarrow.compute as pc
+
+        name, statistics = self.target, self.statistics[self.target]
+        data = plain(batch.column(name), name, label)
+        numbers, good = None, None
+        if not statistics.category:
+            numbers = as_numbers(data, name, label)
+            good = np.isfinite(numbers)
+            if not statistics.few:
+                return Target(numbers, None, np.zeros(len(numbers), np.int64)), good
+        encoded = as_text(data, name, label).dictionary_encode()
+        index = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
+        return Target(numbers, encoded.dictionary.to_pylist(), index), index >= 0 if good is None else good
+
     def merge(self, other: Scan) -> Scan:
         """Add the scan of other blocks of the same table."""
         for name, statistics in self.statistics.items():
             statistics.merge(other.statistics[name])
+        for name, tally in self.tallies.items():
+            tally.merge(other.tallies[name])
         self.rows += other.rows
         self.blocks |= other.blocks
         return self
@@ -293,30 +398,38 @@ class Scan:
             place, name = min((s.first_missing, name) for name, s in self.statistics.items() if s.first_missing)
             raise ValueError(missing_message(bad, f"{place}, column {name!r}"))
         classes = self._has_classes(task)
-        inputs = tuple(
-            s.category_column(name) if s.category else s.column(name)
-            for name, s in self.statistics.items()
-            if name != self.target
-        )
-        if not any(column.width for column in inputs):
-            raise ValueError("no input columns have a value; name a table that has some")
         target = self.statistics[self.target]
         if classes and len(target.values) < 2:
             raise ValueError(
                 f"target {self.target!r} has one class only, {', '.join(target.values)}; nothing can be learnt"
             )
-        if classes:
-            return Columns(inputs, target.category_column(self.target), missing)
-        found = target.column(self.target)
-        return Columns(inputs, Column(self.target, found.mean, float(target_unit(found.scale))), missing)
+        own = target.category_column(self.target) if classes else target.column(self.target)
+        inputs = tuple(self._input(name, own, missing) for name in self.statistics if name != self.target)
+        if not any(column.width for column in inputs):
+            raise ValueError(
+                "no input columns have a value that is in several rows; name a table that has some, or add columns"
+            )
+        if not classes:
+            own = replace(own, scale=float(target_unit(own.scale)))
+        return Columns(inputs, own, missing)
+
+    def _input(self, name: str, target: Column, missing: str) -> Column:
+        """An input column, for the target with its mean and its deviation."""
+        found = self.statistics[name]
+        codes = self.tallies[name].codes(target.categories, target.mean, target.scale) if found.many else None
+        if codes is not None or (found.category and found.countless):  # without codes, it is an identifier
+            column = Column(name, categories=(), codes=codes)
+        else:
+            column = found.category_column(name) if found.category else found.column(name)
+        some = 0 < found.missing < self.rows
+        return replace(column, indicator=True) if missing == "mean" and some else column
 
     def _has_classes(self, task: str) -> bool:
         """Whether the target has classes; a ValueError if it does not suit the task."""
         name, target = self.target, self.statistics[self.target]
         if not (target.count or target.values):
             raise ValueError(f"target {name!r} has no values: each row has a missing, NaN or infinite one")
-        few = target.whole and len(target.values) <= FEW_CLASSES
-        classes = task == "classification" or (task == "auto" and (target.category or few))
+        classes = task == "classification" or (task == "auto" and (target.category or target.few))
         if classes and not target.category and target.coarse:
             raise ValueError(
                 f"target {name!r} has floating numbers above 2^53, where float64 does not have every whole number, so "
@@ -324,6 +437,6 @@ class Scan:
             )
         if task == "regression" and target.category:
             raise ValueError(f"target {name!r} is a category; regression needs a number")
-        if task == "classification" and not (target.category or few):
+        if task == "classification" and not (target.category or target.few):
             raise ValueError(f"target {name!r} has more than {FEW_CLASSES} values or fractions; make it a text column")
         return classes
