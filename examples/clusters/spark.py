@@ -32,8 +32,10 @@ def fit_spark(frame: DataFrame, start: Start, out: str | Path) -> dict:
 def session(workers: int = 2) -> SparkSession:
     """Spark on this machine. A task whose process dies is tried again, up to four times in all, as on a cluster."""
     os.environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-    builder = SparkSession.builder.master(f"local[{workers},4]").config("spark.ui.enabled", "false")
-    return builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
+    builder = SparkSession.builder.master(f"local[{workers},4]").config("spark.driver.host", "127.0.0.1")
+    for name, value in {"ui.enabled": "false", "driver.memory": "4g", "driver.maxResultSize": "2g"}.items():
+        builder = builder.config(f"spark.{name}", value)
+    return builder.getOrCreate()
 
 
 if __name__ == "__main__":

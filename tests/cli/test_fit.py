@@ -88,7 +88,7 @@ def follow(run, line, **words):
 def test_parts_are_merged_by_following_the_messages(run, folder):
     """The model is that of one fit."""
     assert run("fit", "all.parquet", "--target", "y", *RANDOM, "--out", "whole")[0] == 0
-    code, out, _ = run("fit", "all.parquet", "--target", "y", *RANDOM, "--start-only", "--out", "start.stats")
+    _, out, _ = run("fit", "all.parquet", "--target", "y", *RANDOM, "--start-only", "--out", "start.stats")
     line = re.search(r"next, for each part: (snnk fit .*)\n", out)[1]
     for i in range(3):
         out = follow(run, line.replace("PART.stats", f"day-{i}.stats"), PART=f"day-{i}.parquet")
@@ -100,7 +100,7 @@ def test_parts_are_merged_by_following_the_messages(run, folder):
 
 
 def test_the_first_part_can_be_the_start(run, folder):
-    code, out, _ = run("fit", "day-0.parquet", "--target", "y", *RANDOM, "--stats-only", "--out", "day-0.stats")
+    _, out, _ = run("fit", "day-0.parquet", "--target", "y", *RANDOM, "--stats-only", "--out", "day-0.stats")
     line = re.search(r"for other parts: (snnk fit .*)\n", out)[1]
     follow(run, line.replace("PART.stats", "day-1.stats"), PART="day-1.parquet")
     code, out, err = run("merge", "day-0.stats", "day-1.stats", "--out", "model")

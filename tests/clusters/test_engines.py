@@ -52,7 +52,7 @@ def test_a_killed_worker_does_not_change_the_model(engine, tmp_path):
     pq.write_table(make_table(), tmp_path / "table.parquet", row_group_size=400)
     prepare(tmp_path / "table.parquet", CONFIG).save(tmp_path / "start.stats")
     fit(tmp_path / "table.parquet", tmp_path / "whole", CONFIG)
-    python(Path(__file__).parent / "engines.py", engine, tmp_path)
+    python(Path(__file__).parent / "engines.py", engine, tmp_path, 4)
     assert (tmp_path / "killed").exists() and len(list(tmp_path.glob("process-*"))) >= 2
     report = json.loads((tmp_path / "model" / "report.json").read_text())
     assert report["rows"] == 3000 and report["sources"] > 1
@@ -93,6 +93,6 @@ def test_spark_with_more_features_than_its_own_normal_equation(tmp_path):
     config = FitConfig("y", 5000, feature_map="random-fourier", bandwidth=1.0)
     pq.write_table(make_table(), tmp_path / "table.parquet", row_group_size=400)
     prepare(tmp_path / "table.parquet", config).save(tmp_path / "start.stats")
-    python(Path(__file__).parent / "engines.py", "spark", tmp_path)
+    python(Path(__file__).parent / "engines.py", "spark", tmp_path, 2)
     report = json.loads((tmp_path / "model" / "report.json").read_text())
     assert report["num_features"] == 5000 and report["quality"]["r2"] > 0.9

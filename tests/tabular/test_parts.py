@@ -132,9 +132,7 @@ def test_values_that_the_start_does_not_have(start):
     _, report = merge([part]).solve()
     assert any("3 values of 'kind' are not among those of the start" in text for text in report["quality"]["warnings"])
     classes = prepare(make_table(500), replace(SMALL, target="kind"))
-    with pytest.raises(
-        ValueError, match=r"'kind' has a class at row 0 .*; .*make the start from rows with all classes"
-    ):
+    with pytest.raises(ValueError, match=r"'kind' has a class at row 0 .*make the start from rows with all classes"):
         classes.part().read(purple)
 
 
@@ -212,7 +210,7 @@ def test_a_forged_note_is_refused(change, start, tmp_path):
     path = tmp_path / "a.stats"
     start.part().read(make_table(400)).save(path)
     forge(path, lambda note, tensors: CHANGES[change](note))
-    with pytest.raises(ValueError, match="a.stats"):
+    with pytest.raises(ValueError, match=r"a\.stats"):
         Part.load(path)
 
 
@@ -242,7 +240,7 @@ def test_forged_tensors_are_refused(name, learnt, tmp_path):
     path = tmp_path / "b.stats"
     path.write_bytes(learnt.read_bytes())
     forge(path, lambda note, tensors: tensors.update({name: FORGED[name](tensors[name])}))
-    with pytest.raises(ValueError, match="b.stats"):
+    with pytest.raises(ValueError, match=r"b\.stats"):
         Part.load(path)
 
 
