@@ -133,6 +133,18 @@ def test_probabilities_hold_on_fresh_rows(name, way, classes):
         assert all(log_loss(y, found) < log_loss(y, other) for other in plain.values())
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_few_huge_scores_do_not_determine_the_calibration(seed):
+    """With more features than rows and hardly a penalty, scores of some rows that are left out are far beyond 1."""
+    X, y = make_moons(80, noise=0.2, random_state=seed)
+    model = SNNKClassifier(100, alpha=1e-10, **DRAWN).fit(X, y)
+    X, y = make_moons(2000, noise=0.2, random_state=99)
+    scores = model._outputs(X)
+    assert np.abs(scores).max() > 5
+    assert model.score(X, y) > np.mean(scores.argmax(1) == y) - 0.03
+    assert model.predict_proba(X).max() < 1 - 1e-6
+
+
 @pytest.mark.parametrize("options", [{}, {**DRAWN, "alpha": 1e-6}])
 def test_where_nothing_can_be_learnt_probabilities_are_alike(options):
     """The scores of rows that determined them would seem to be right: there is one feature for two rows."""
@@ -288,8 +300,9 @@ def test_missing_values():
     first = int(np.argmin(whole))
     with pytest.raises(ValueError, match=f"a missing value in row {first}; missing='drop' leaves out rows in fit only"):
         drop.predict(holes)
-    with pytest.raises(ValueError, match="no rows are left"):
-        SNNKFeatures(missing="drop").fit(np.full((5, 2), np.nan))
+    for make in (SNNKRegressor, SNNKFeatures):
+        with pytest.raises(ValueError, match="no rows are left"):
+            make(missing="drop").fit(np.full((5, 2), np.nan), np.arange(5))
     empty = np.c_[X, np.full(300, np.nan)]  # a column without a value is as good as none
     assert SNNKRegressor(**options, missing="mean").fit(empty, y).score(empty, y) > 0.9
     far = np.where(np.isnan(holes), np.inf, holes)

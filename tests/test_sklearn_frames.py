@@ -132,7 +132,7 @@ def test_missing_values_of_frames(frame):
     age = found["age"].copy()
     age[11] = np.nan
     X = frame({**found, "town": town, "age": age})
-    with pytest.raises(ValueError, match=r"town: 1.*the first at row"):
+    with pytest.raises(ValueError, match=r"age: 1.*the first at row 11 of X"):
         SNNKClassifier(32, **DRAWN).fit(X, y)
     mean = SNNKClassifier(32, **DRAWN, missing="mean").fit(X, y)
     assert mean.predict(X).shape == (300,)
