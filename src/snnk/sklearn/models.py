@@ -419,7 +419,8 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
         return found
 
     def _logits(self, X: Any) -> Tensor:
-        return self.calibration_.logits(self._bounded(torch.from_numpy(self._outputs(X))))
+        scores = torch.from_numpy(self._outputs(X))  # first, as it raises an error if there is no fit
+        return self.calibration_.logits(self._bounded(scores))
 
     def decision_function(self, X: Any) -> Array:
         """Logarithms of the probabilities, but for one number per row, (n, classes); for two the log-odds, (n,)."""
