@@ -31,6 +31,7 @@ from snnk.sklearn import SNNKClassifier, SNNKFeatures, SNNKRegressor
 from snnk.tabular import FitConfig
 from snnk.tabular.calibration import expected_calibration_error
 from snnk.tabular.learned import LearnedFeatures
+from snnk.tabular.sample import content_hash
 
 SMALL = {"n_components": 32, "random_state": 0}
 DRAWN = {"feature_map": "random-fourier", "bandwidth": 1.0, "random_state": 0}  # a map that does not depend on rows
@@ -132,12 +133,47 @@ def test_probabilities_hold_on_fresh_rows(name, way, classes):
         assert all(log_loss(y, found) < log_loss(y, other) for other in plain.values())
 
 
-def test_features_that_know_rows_by_heart_are_calibrated_on_others():
-    """Where nothing can be learnt, probabilities are near 1/2; on rows of the training, features would seem to know."""
+@pytest.mark.parametrize("seed", range(5))
+def test_a_few_huge_scores_do_not_determine_the_calibration(seed):
+    """With more features than rows and hardly a penalty, scores of some rows that are left out are far beyond 1."""
+    X, y = make_moons(80, noise=0.2, random_state=seed)
+    model = SNNKClassifier(100, alpha=1e-10, **DRAWN).fit(X, y)
+    X, y = make_moons(2000, noise=0.2, random_state=99)
+    scores = model._outputs(X)
+    assert np.abs(scores).max() > 5
+    assert model.score(X, y) > np.mean(scores.argmax(1) == y) - 0.03
+    assert model.predict_proba(X).max() < 1 - 1e-6
+
+
+@pytest.mark.parametrize("options", [{}, {**DRAWN, "alpha": 1e-6}])
+def test_where_nothing_can_be_learnt_probabilities_are_alike(options):
+    """The scores of rows that determined them would seem to be right: there is one feature for two rows."""
     rng = np.random.default_rng(0)
     X, y, fresh = rng.normal(size=(400, 10)), rng.integers(0, 2, 400), rng.normal(size=(1000, 10))
-    model = SNNKClassifier(64, random_state=0).fit(X, y)
+    model = SNNKClassifier(200, **{"random_state": 0, **options}).fit(X, y)
     assert log_loss(rng.integers(0, 2, 1000), model.predict_proba(fresh)) < np.log(2) + 0.05
+
+
+class ByHeart(LearnedFeatures):
+    """The class of each row that it learnt from, and nothing for any other row."""
+
+    def __init__(self, x, y, num_features):
+        super().__init__(x.shape[1], num_features)
+        self.known = dict(zip(content_hash(x).tolist(), y[:, 0].tolist(), strict=True))
+
+    def _phi(self, x):
+        found = x.new_zeros(len(x), self.num_features)
+        found[:, 0] = x.new_tensor([self.known.get(key, 0.5) for key in content_hash(x).tolist()])
+        return found
+
+
+def test_features_that_know_rows_by_heart_are_calibrated_on_others(monkeypatch):
+    monkeypatch.setattr("snnk.sklearn.features.learn", lambda x, y, m, **_: ByHeart(x, y, m))
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(400, 3)), rng.integers(0, 2, 400)
+    model = SNNKClassifier(8, random_state=0).fit(X, y)
+    assert isinstance(model.map_, ByHeart) and 250 < len(model.map_.known) < 350
+    assert model.predict_proba(X).max() < 0.75
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -264,8 +300,9 @@ def test_missing_values():
     first = int(np.argmin(whole))
     with pytest.raises(ValueError, match=f"a missing value in row {first}; missing='drop' leaves out rows in fit only"):
         drop.predict(holes)
-    with pytest.raises(ValueError, match="no rows are left"):
-        SNNKFeatures(missing="drop").fit(np.full((5, 2), np.nan))
+    for make in (SNNKRegressor, SNNKFeatures):
+        with pytest.raises(ValueError, match="no rows are left"):
+            make(missing="drop").fit(np.full((5, 2), np.nan), np.arange(5))
     empty = np.c_[X, np.full(300, np.nan)]  # a column without a value is as good as none
     assert SNNKRegressor(**options, missing="mean").fit(empty, y).score(empty, y) > 0.9
     far = np.where(np.isnan(holes), np.inf, holes)

@@ -89,11 +89,13 @@ class _Features(BaseEstimator):  # type: ignore[misc]
         """Inputs before they are standardised, (k, d), of the rows to keep, and which these are (n,)."""
         if self.columns_ is not None:
             x, keep = frames.encode(self.columns_, rows)
-            return x.double().numpy(), keep
-        keep = np.ones(len(rows), bool)
-        if self.missing == "drop":
-            keep = ~np.asarray(np.isnan(rows).any(1))
-        return rows[keep] if not keep.all() else rows, keep
+            numbers = x.double().numpy()
+        else:
+            keep = np.ones(len(rows), bool) & ~(np.isnan(rows).any(1) & (self.missing == "drop"))
+            numbers = rows if keep.all() else rows[keep]
+        if not keep.any():
+            raise ValueError("no rows are left: each has a missing value, and is dropped")
+        return numbers, keep
 
     def _all_inputs(self, X: Any) -> Tensor:
         """Standardised inputs of rows to predict or to transform, none of which can be dropped."""
@@ -110,9 +112,7 @@ class _Features(BaseEstimator):  # type: ignore[misc]
         d = X.shape[1]
         self._dtype = getattr(torch, X.dtype.name)
         self.mean_, self.scale_ = np.zeros(d), np.ones(d)
-        if self.columns_ is not None:
-            return
-        if self.standardize:
+        if self.standardize and self.columns_ is None:
             known = ~np.isnan(X)
             filled = np.where(known, X, 0.0)
             refuse_outliers(filled, "X", keep)
@@ -251,10 +251,9 @@ def _targets(y: Any, n: int) -> tuple[Array, bool, Array]:
     if found.ndim == 2 and found.shape[1] == 1:
         found = found[:, 0]
     if found.ndim == 1:
-        kind = type_of_target(found, input_name="y")
-        names = np.unique(found) if kind in ("binary", "multiclass") else found
-        if found.dtype.kind in "OUSb" or (names is not found and len(names) <= FEW_CLASSES):
-            return one_hot(found, names), True, found.astype(str)
+        classes = np.unique(found) if type_of_target(found, input_name="y") in ("binary", "multiclass") else None
+        if classes is not None and (found.dtype.kind in "OUSb" or len(classes) <= FEW_CLASSES):
+            return one_hot(found, classes), True, found.astype(str)
     numbers = check_array(found, dtype=np.float64, ensure_2d=False, input_name="y").reshape(n, -1)
     return numbers, False, numbers[:, 0]
 
@@ -294,8 +293,6 @@ class SNNKFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Features)
         names = None if found is None else found[2]
         self.columns_ = frames.find_columns(rows, names, self.missing) if frames.is_table(rows) else None
         numbers, keep = self._numbers(rows)
-        if not len(numbers):
-            raise ValueError("no rows are left: each has a missing value, and is dropped")
         self._scale(numbers, None, keep)
         x = self._inputs(numbers, keep)
         if found is None:

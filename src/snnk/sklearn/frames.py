@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,7 +67,8 @@ def find_columns(table: pa.Table, y: Array | None, missing: str) -> Columns:
     while target in table.column_names:
         target += "_"
     whole = Table(table.append_column(target, pa.array(y)))
-    return Scan.start(whole, target).read(whole).columns("classification" if classes else "regression", missing)
+    found = Scan.start(whole, target).read(whole).columns("classification" if classes else "regression", "mean")
+    return replace(found, missing=missing)  # `encode` names a missing value by its row in X
 
 
 def encode(columns: Columns, table: pa.Table) -> tuple[Tensor, Array]:

@@ -30,6 +30,7 @@ FARTHEST = 2.0**60  # in units of the first batch; products of larger targets wi
 FOLDS = 5  # of a calibration on few rows
 MOST_REPEATED = 1 << 16  # rows of a calibration, if weights are numbers of rows
 RESERVED, MOST_RESERVED, ENOUGH = 0.1, 0.25, 200  # shares of rows that features are not learnt from, and their number
+BOUNDS = -1.0, 2.0  # of scores
 TANGENT = 2.0  # least-squares scores p and 1 - p have the log-odds 2 (2 p - 1) near p = 1/2
 
 
@@ -139,10 +140,9 @@ class _Closed(_Features):
             m = _checks.positive_int(self.n_components, "n_components")
             block = getattr(rows, "dtype", np.float64)  # products have the digits of X
             stats = RidgeStats(m, y.shape[1], block_dtype=torch.float32 if block == np.float32 else torch.float64)
-            self.columns_ = None
-            if frames.is_table(rows):
-                ones = np.ones(len(rows))
-                counted, _ = repeat_rows(np.arange(len(rows)), ones if weight is None else weight, ones, MOST_ROWS)
+            self.columns_ = frames.find_columns(rows, names, self.missing) if frames.is_table(rows) else None
+            if self.columns_ is not None and weight is not None:  # errors have named the rows as they came
+                counted, _ = repeat_rows(np.arange(len(rows)), weight, weight, MOST_ROWS)
                 self.columns_ = frames.find_columns(rows.take(counted), names[counted], self.missing)
         numbers, keep = self._numbers(rows)
         y = y[keep]
@@ -150,7 +150,7 @@ class _Closed(_Features):
         if first:
             self._scale(numbers, weight, keep)
         x = self._inputs(numbers, keep)
-        largest = np.abs(y).max(0, initial=0.0)
+        largest = np.abs(y).max(0)
         # The unit of a target is 0 until its first nonzero value, which determines it.
         old = np.zeros(y.shape[1]) if first else self.unit_
         unit = np.where(old > 0, old, np.where(largest > 0, target_unit(largest), 0.0))
@@ -394,7 +394,14 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
             solution = left.discriminant(alpha) if self.discriminant else left.solve(alpha)
             for piece in pieces:
                 scores[piece] = solution.predict(self._phi(x[torch.from_numpy(rows)[piece]]).double())
-        return PlattScaling.fit(scores, torch.from_numpy(label[rows]), torch.from_numpy(weights))
+        return PlattScaling.fit(self._bounded(scores), torch.from_numpy(label[rows]), torch.from_numpy(weights))
+
+    def _bounded(self, scores: Tensor) -> Tensor:
+        """Scores that no row can have far from 0 to 1, between which least squares looks for probabilities.
+
+        Where features fit almost every row, a few scores of other rows are huge, and would determine the calibration.
+        """
+        return scores if self.discriminant else scores.clamp(*BOUNDS)
 
     def _checked_alpha(self) -> float | str:
         if not self.discriminant:
@@ -412,8 +419,8 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
         return found
 
     def _logits(self, X: Any) -> Tensor:
-        scores = torch.from_numpy(self._outputs(X))
-        return self.calibration_.logits(scores)
+        scores = torch.from_numpy(self._outputs(X))  # first, as it raises an error if there is no fit
+        return self.calibration_.logits(self._bounded(scores))
 
     def decision_function(self, X: Any) -> Array:
         """Logarithms of the probabilities, but for one number per row, (n, classes); for two the log-odds, (n,)."""
