@@ -34,6 +34,15 @@ class Block:
     why: str | None
 
 
+def listed():
+    """Package -> names in its table of docs/api.md."""
+    parts = re.split(r"^## `(.*)`$", (ROOT / "docs" / "api.md").read_text(), flags=re.MULTILINE)[1:]
+    tables = zip(parts[::2], parts[1::2], strict=True)
+    rows = {name: re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE) for name, text in tables}
+    assert all(len(set(names)) == len(names) for names in rows.values())
+    return rows
+
+
 def blocks(page):
     """All fenced blocks of a page, in order."""
     text = page.read_text()
@@ -52,7 +61,7 @@ def commands(text):
 def make_folder(folder):
     """The small models and data that pages name, beside the examples."""
     tokenizer = make_english(pad_token="[PAD]", model_input_names=["input_ids", "token_type_ids", "attention_mask"])
-    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 128}
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 128, "hidden_size": 32, "num_hidden_layers": 1}
     for name, kind in {
         "sentence-transformers/all-MiniLM-L6-v2": "BertModel",
         "MODEL": "BertModel",
