@@ -2,8 +2,8 @@
 
     python examples/compress.py [MODEL] [--texts texts.txt] [--keep 0.33] [--out compressed] [--minutes 5]
 
-Without MODEL, a small one with random weights is made; its vectors mean nothing. `python examples/serve.py compressed 8000`
-serves the result over HTTP.
+Without MODEL, a small one with random weights is made; its vectors mean nothing. The result is served over HTTP by
+`python examples/serve.py compressed 8000`.
 """
 
 import argparse

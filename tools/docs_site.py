@@ -102,6 +102,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
 
 def on_page_content(content: str, **_: Any) -> str:
     def render(found: re.Match[str]) -> str:
-        return convert(html.unescape(found[3]).strip(), display="inline" if found[2] == "(" else "block")
+        maths = convert(html.unescape(found[3]).strip(), display="inline" if found[2] == "(" else "block")
+        return maths.replace('stretchy="false">&#x0007C;', 'stretchy="false" lspace="0" rspace="0">&#x0007C;')  # norms
 
     return MATHS.sub(render, content)
