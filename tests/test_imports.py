@@ -16,7 +16,7 @@ ROOT = Path(snnk.__file__).parent
 TESTS = Path(__file__).parent
 # A room may import rooms of earlier levels. Rooms of one level do not import each other, but for the first level.
 LEVELS = [
-    {"_checkpoint", "_checks", "_environment", "_html", "_io", "_rows", "_text"},
+    {"_checkpoint", "_checks", "_deprecation", "_environment", "_html", "_io", "_rows", "_text"},
     {"maps", "ridge"},
     {"nn"},
     {"tabular", "hf"},
