@@ -8,5 +8,6 @@ from snnk.tabular.config import FitConfig
 from snnk.tabular.model import TableModel
 from snnk.tabular.parts import Part, Start, merge, prepare
 from snnk.tabular.stream import fit
+from snnk.tabular.teach import teach
 
-__all__ = ["FitConfig", "Part", "Start", "TableModel", "fit", "merge", "prepare"]
+__all__ = ["FitConfig", "Part", "Start", "TableModel", "fit", "merge", "prepare", "teach"]
