@@ -77,6 +77,14 @@ def test_queries_are_fitted_as_streams(engine, tmp_path, monkeypatch):
     assert torch.allclose(weights(tmp_path / "model"), weights(tmp_path / "whole"), rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_page_shows_the_recipe(script):
+    """Every function of a recipe that takes rows stands in docs/clusters.md as it is in the script."""
+    page, code = (ROOT / "docs" / "clusters.md").read_text(), (RECIPES / script).read_text()
+    functions = re.findall(r"^def fit_\w+.*?(?=\n\n\n)", code, flags=re.MULTILINE | re.DOTALL)
+    assert functions and all(function in page for function in functions)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_run(script, tmp_path):

@@ -1,11 +1,16 @@
 """A fit to the predictions of a teacher: numbers, names of classes, and probabilities."""
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from snnk.tabular import FitConfig, TableModel, fit, prepare, teach
+from snnk.tabular import FitConfig, Part, TableModel, fit, prepare, teach
 
 ROWS = 3000
 CONFIG = FitConfig("y", 64, feature_map="random-fourier", bandwidth=1.0)
@@ -68,7 +73,7 @@ def test_missing_probabilities(missing, count, rows, tmp_path):
     table = table.set_column(2, "y", column)
     config = FitConfig("y", 16, feature_map="random-fourier", bandwidth=1.0, missing=missing)
     if count:
-        assert prepare(table, config).part().read(table).rows == count
+        assert Part(prepare(table, config)).read(table).rows == count
         return
     with pytest.raises(ValueError, match=r"missing.* \(y: 1\), the first at row 0"):
         prepare(table, config)
@@ -98,3 +103,13 @@ def test_bad_teachers_leave_no_file(teacher, classes, message, rows, tmp_path):
     (tmp_path / "t.parquet").write_text("mine")
     with pytest.raises(FileExistsError, match="exists already"):
         teach(rows, tmp_path / "t.parquet", teacher, "y", classes=classes)
+
+
+@pytest.mark.slow
+def test_the_example_runs():
+    pytest.importorskip("sklearn")
+    script = Path(__file__).parents[2] / "examples" / "teach.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(re.search(r"agreement with the teacher +([0-9.]+)", done.stdout)[1]) > 0.9
+    assert len(re.findall(r"accuracy 0\.7\d\d, [0-9.]+ s of processor time per million", done.stdout)) == 2
