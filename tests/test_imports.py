@@ -42,7 +42,7 @@ PUBLIC = {
     "snnk.maps": {*CORE, "Activation", "Directions"},
     "snnk.nn": {"SNNKLinear", "SNNKAdapter", "Bundled", "bundle", "error_bound"},
     "snnk.ridge": {"RidgeStats"},
-    "snnk.tabular": {"fit", "FitConfig", "Part", "Start", "TableModel", "merge", "prepare"},
+    "snnk.tabular": {"fit", "FitConfig", "Part", "Start", "TableModel", "merge", "prepare", "teach"},
     "snnk.hf": {
         "compress",
         "compress_",

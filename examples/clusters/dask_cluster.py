@@ -11,14 +11,14 @@ import dask.dataframe as dd
 import pandas as pd
 from distributed import Client, LocalCluster
 
-from snnk.tabular import FitConfig, Start, merge, prepare
+from snnk.tabular import FitConfig, Part, Start, merge, prepare
 
 
 def fit_dask(frame: dd.DataFrame, start: Start, out: str | Path) -> dict:
     """Write the model of all rows to the folder `out`; returns its report."""
 
     def sums(rows: pd.DataFrame) -> pd.Series:
-        return pd.Series([start.part().read(rows).to_bytes()], dtype=object)
+        return pd.Series([Part(start).read(rows).to_bytes()], dtype=object)
 
     parts = frame.map_partitions(sums, meta=pd.Series(dtype=object))
     return merge(parts.compute()).save_model(out)

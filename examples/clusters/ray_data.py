@@ -11,14 +11,14 @@ import pyarrow as pa
 import ray
 import ray.data
 
-from snnk.tabular import FitConfig, Start, merge, prepare
+from snnk.tabular import FitConfig, Part, Start, merge, prepare
 
 
 def fit_ray(dataset: ray.data.Dataset, start: Start, out: str | Path) -> dict:
     """Write the model of all rows to the folder `out`; returns its report."""
 
     def sums(block: pa.Table) -> pa.Table:
-        return pa.table({"part": [start.part().read(block).to_bytes()]})
+        return pa.table({"part": [Part(start).read(block).to_bytes()]})
 
     parts = dataset.map_batches(sums, batch_format="pyarrow", batch_size=None)
     return merge(row["part"] for row in parts.iter_rows()).save_model(out)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from snnk.tabular import FitConfig, Start, merge, prepare
+from snnk.tabular import FitConfig, Part, Start, merge, prepare
 
 
 def fit_spark(frame: DataFrame, start: Start, out: str | Path) -> dict:
@@ -22,7 +22,7 @@ def fit_spark(frame: DataFrame, start: Start, out: str | Path) -> dict:
     """
 
     def sums(batches):
-        part = start.part().read(batches)
+        part = Part(start).read(batches)
         yield pa.record_batch({"part": [part.to_bytes()]})
 
     rows = frame.mapInArrow(sums, "part binary").collect()

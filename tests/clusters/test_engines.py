@@ -77,6 +77,14 @@ def test_queries_are_fitted_as_streams(engine, tmp_path, monkeypatch):
     assert torch.allclose(weights(tmp_path / "model"), weights(tmp_path / "whole"), rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_page_shows_the_recipe(script):
+    """Every function of a recipe that takes rows stands in docs/clusters.md as it is in the script."""
+    page, code = (ROOT / "docs" / "clusters.md").read_text(), (RECIPES / script).read_text()
+    functions = re.findall(r"^def fit_\w+.*?(?=\n\n\n)", code, flags=re.MULTILINE | re.DOTALL)
+    assert functions and all(function in page for function in functions)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_run(script, tmp_path):
@@ -93,6 +101,6 @@ def test_spark_with_more_features_than_its_own_normal_equation(tmp_path):
     config = FitConfig("y", 5000, feature_map="random-fourier", bandwidth=1.0)
     pq.write_table(make_table(), tmp_path / "table.parquet", row_group_size=400)
     prepare(tmp_path / "table.parquet", config).save(tmp_path / "start.stats")
-    python(Path(__file__).parent / "engines.py", "spark", tmp_path, 2)
+    python(Path(__file__).parent / "engines.py", "spark", tmp_path, 2, timeout=1200)
     report = json.loads((tmp_path / "model" / "report.json").read_text())
     assert report["num_features"] == 5000 and report["quality"]["r2"] > 0.9

@@ -155,8 +155,12 @@ def test_targets_that_do_not_belong_to_the_rows():
 def test_the_bandwidth_follows_the_detail_of_the_target():
     generator = torch.Generator().manual_seed(0)
     x, noise = torch.randn(3000, 3, generator=generator), torch.randn(3000, 1, generator=generator).double()
-    coarse, fine = (choose_bandwidth(x, torch.sin(k * x[:, :1]).double() + 0.3 * noise, 128) for k in (0.5, 6.0))
-    assert coarse < fine
+
+    def chosen(k, **options):
+        return choose_bandwidth(x, torch.sin(k * x[:, :1]).double() + 0.3 * noise, 128, **options)
+
+    assert chosen(0.5) < chosen(3.0)
+    assert chosen(2.0, x_norm=2 * 3**0.5) == 2 * chosen(2.0)  # angles have the bandwidth times x / x_norm
 
 
 @pytest.fixture

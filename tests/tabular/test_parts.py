@@ -37,7 +37,7 @@ def test_every_split_and_order_gives_the_model_of_one_fit(config, parquet, tmp_p
     start = prepare(parquet, config)
     for bounds in ([0, 3000], [0, 1, 700, 3000], [0, 100, 101, 1500, 2999, 3000]):
         parts = [table.slice(a, b - a) for a, b in itertools.pairwise(bounds)]
-        parts = [start.part().read(iter(rows.to_batches(max_chunksize=333))) for rows in parts]
+        parts = [Part(start).read(iter(rows.to_batches(max_chunksize=333))) for rows in parts]
         parts[0].save(tmp_path / f"{len(bounds)}.stats")
         total = merge([*(part.to_bytes() for part in parts[:0:-1]), tmp_path / f"{len(bounds)}.stats"])
         model, found = total.solve()
@@ -53,7 +53,7 @@ def test_float32_differs_by_its_rounding(parquet, tmp_path):
     config = replace(CONFIG, block_dtype="float32")
     fit(parquet, tmp_path / "whole", config)
     start, table = prepare(parquet, config), make_table()
-    model, _ = merge(start.part().read(table.slice(i, 500)) for i in range(0, 3000, 500)).solve()
+    model, _ = merge(Part(start).read(table.slice(i, 500)) for i in range(0, 3000, 500)).solve()
     assert torch.allclose(of(model), weights(tmp_path / "whole"), rtol=0, atol=1e-3)
 
 
@@ -75,7 +75,7 @@ def test_rows_are_counted_once(start, tmp_path):
     table = make_table(100)
     pq.write_table(table, tmp_path / "a.parquet")
     pq.write_table(table, tmp_path / "b.parquet", row_group_size=7)
-    part = start.part().read(tmp_path / "a.parquet")
+    part = Part(start).read(tmp_path / "a.parquet")
     for again in (tmp_path / "b.parquet", table, iter(table.to_batches())):
         with pytest.raises(ValueError, match="100 of its rows are counted already; leave it out"):
             part.read(again)
@@ -93,7 +93,7 @@ def test_a_source_that_fails_adds_nothing(start):
         yield from table.to_batches(max_chunksize=10)
         raise OSError("the disk is gone")
 
-    part = start.part().read(make_table(20, seed=1))
+    part = Part(start).read(make_table(20, seed=1))
     before = part.stats.sums.clone()
     with pytest.raises((OSError, ValueError), match="the disk is gone"):
         part.read(broken())
@@ -104,17 +104,17 @@ def test_a_source_that_fails_adds_nothing(start):
 def test_other_starts_are_refused_with_advice(start, tmp_path):
     """The advice is followed."""
     other = prepare(make_table(500), replace(SMALL, seed=1))
-    start.part().read(make_table(50)).save(tmp_path / "a.stats")
-    other.part().read(make_table(60)).save(tmp_path / "b.stats")
+    Part(start).read(make_table(50)).save(tmp_path / "a.stats")
+    Part(other).read(make_table(60)).save(tmp_path / "b.stats")
     with pytest.raises(ValueError, match=r"b.stats cannot be added: .*another start.*--like .*a.stats --stats-only"):
         merge([tmp_path / "a.stats", tmp_path / "b.stats"])
-    Start.load(tmp_path / "a.stats").part().read(make_table(60)).save(tmp_path / "c.stats")
+    Part(Start.load(tmp_path / "a.stats")).read(make_table(60)).save(tmp_path / "c.stats")
     assert merge([tmp_path / "a.stats", tmp_path / "c.stats"]).rows == 110
 
 
 def test_a_file_of_a_start_is_a_part_without_rows(start, tmp_path):
     start.save(tmp_path / "start.stats")
-    start.part().read(make_table(50)).save(tmp_path / "a.stats")
+    Part(start).read(make_table(50)).save(tmp_path / "a.stats")
     assert Start.load(tmp_path / "start.stats").key == Start.load(tmp_path / "a.stats").key == start.key
     assert merge([tmp_path / "start.stats", tmp_path / "a.stats"]).rows == 50
     with pytest.raises(ValueError, match="no rows to fit; add some"):
@@ -127,22 +127,22 @@ def test_values_that_the_start_does_not_have(start):
     """A new category of an input is counted and reported; a new class is an error, because its rows would be lost."""
     table = make_table(100)
     purple = table.set_column(4, "kind", pa.array(["purple"] * 3 + table["kind"].to_pylist()[3:]))
-    part = start.part().read(purple)
+    part = Part(start).read(purple)
     assert part.unseen["kind"] == 3 and Part.from_bytes(part.to_bytes()).unseen["kind"] == 3
     _, report = merge([part]).solve()
     assert any("3 values of 'kind' are not among those of the start" in text for text in report["quality"]["warnings"])
     classes = prepare(make_table(500), replace(SMALL, target="kind"))
     with pytest.raises(ValueError, match=r"'kind' has a class at row 0 .*make the start from rows with all classes"):
-        classes.part().read(purple)
+        Part(classes).read(purple)
 
 
 def test_columns_that_are_missing_are_named(start):
     with pytest.raises(ValueError, match="no column 'x1', 'kind'; the table has x0, x2, count, y"):
-        start.part().read(make_table(10).drop_columns(["x1", "kind"]))
+        Part(start).read(make_table(10).drop_columns(["x1", "kind"]))
 
 
 def test_a_model_is_written_whole_or_not_at_all(start, tmp_path, monkeypatch):
-    part = start.part().read(make_table(400))
+    part = Part(start).read(make_table(400))
     report = part.save_model(tmp_path / "model")
     assert {path.name for path in (tmp_path / "model").iterdir()} == {
         "model.json",
@@ -166,7 +166,7 @@ def test_a_model_is_written_whole_or_not_at_all(start, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["sums", "shift", "held.hashes", "held.x", "held.y", "map.projection"])
 def test_a_changed_number_is_found(name, start, tmp_path):
     path = tmp_path / "a.stats"
-    start.part().read(make_table(400)).save(path)
+    Part(start).read(make_table(400)).save(path)
     with _io.open_tensors(path) as file:
         metadata = file.metadata()
     tensors = load_file(path)
@@ -195,20 +195,20 @@ CHANGES = {
 
 def forge(path, change):
     """Change a file, and give it a digest that fits."""
-    from snnk.tabular.parts import _digest
+    from snnk.tabular.start import signed
 
     with _io.open_tensors(path) as file:
         metadata = file.metadata()
     tensors, note = load_file(path), json.loads(metadata["note"])
     note.pop("digest")
     change(note, tensors)
-    save_file(tensors, path, {**metadata, "note": json.dumps({**note, "digest": _digest(note, tensors)})})
+    save_file(tensors, path, {**metadata, "note": signed(note, tensors)})
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_forged_note_is_refused(change, start, tmp_path):
     path = tmp_path / "a.stats"
-    start.part().read(make_table(400)).save(path)
+    Part(start).read(make_table(400)).save(path)
     forge(path, lambda note, tensors: CHANGES[change](note))
     with pytest.raises(ValueError, match=r"a\.stats"):
         Part.load(path)
@@ -230,7 +230,7 @@ FORGED = {
 def learnt(tmp_path_factory):
     """A file of sums of learnt features."""
     path = tmp_path_factory.mktemp("learnt") / "a.stats"
-    prepare(make_table(400), FitConfig("y", 8)).part().read(make_table(400)).save(path)
+    Part(prepare(make_table(400), FitConfig("y", 8))).read(make_table(400)).save(path)
     assert {*FORGED} <= {*load_file(path)}
     return path
 
@@ -245,7 +245,7 @@ def test_forged_tensors_are_refused(name, learnt, tmp_path):
 
 
 def test_other_files_are_refused(start, tmp_path, parquet):
-    (tmp_path / "cut.stats").write_bytes(start.part().to_bytes()[:-10])
+    (tmp_path / "cut.stats").write_bytes(Part(start).to_bytes()[:-10])
     save_file({"sums": torch.zeros(1)}, tmp_path / "tensor.stats")
     for name in ("cut.stats", "tensor.stats", parquet.name):
         with pytest.raises(ValueError, match=name):

@@ -135,7 +135,7 @@ def command(
 
 def _write_sums(data: Path, config: FitConfig, like: Path | None, out: Path) -> None:
     """Write the sums of a part, with the start in the file `like`, or else with one from its own rows."""
-    from snnk.tabular import Start, prepare
+    from snnk.tabular import Part, Start, prepare
 
     target = config.target
     _io.check_out(out)
@@ -143,7 +143,7 @@ def _write_sums(data: Path, config: FitConfig, like: Path | None, out: Path) -> 
         start = prepare(data, config, progress=show) if like is None else Start.load(like)
         if start.config.target != target:
             raise ValueError(f"{like} is for the target {start.config.target!r}; got --target {target!r}")
-        part = start.part().read(data, progress=show)
+        part = Part(start).read(data, progress=show)
         part.save(out)
     say(f"sums of {part.rows:,} rows")
     for name, number in part.unseen.items():

@@ -19,7 +19,7 @@ from snnk.ridge.solutions import LinearSolution
 from snnk.ridge.sums import RidgeStats
 from snnk.sklearn import frames
 from snnk.sklearn.features import _Features, one_hot, refuse_outliers, repeat_rows, whole_numbers
-from snnk.tabular.calibration import PlattScaling
+from snnk.tabular.calibration import BOUNDS, PlattScaling
 from snnk.tabular.learned import LearnedFeatures
 from snnk.tabular.model import ROWS
 from snnk.tabular.quality import FEWEST
@@ -30,7 +30,6 @@ FARTHEST = 2.0**60  # in units of the first batch; products of larger targets wi
 FOLDS = 5  # of a calibration on few rows
 MOST_REPEATED = 1 << 16  # rows of a calibration, if weights are numbers of rows
 RESERVED, MOST_RESERVED, ENOUGH = 0.1, 0.25, 200  # shares of rows that features are not learnt from, and their number
-BOUNDS = -1.0, 2.0  # of scores
 TANGENT = 2.0  # least-squares scores p and 1 - p have the log-odds 2 (2 p - 1) near p = 1/2
 
 

@@ -6,7 +6,9 @@ TableModel.load("model").write_predictions("test.parquet", "predictions.csv")   
 
 from snnk.tabular.config import FitConfig
 from snnk.tabular.model import TableModel
-from snnk.tabular.parts import Part, Start, merge, prepare
+from snnk.tabular.parts import Part, merge
+from snnk.tabular.start import Start, prepare
 from snnk.tabular.stream import fit
+from snnk.tabular.teacher import teach
 
-__all__ = ["FitConfig", "Part", "Start", "TableModel", "fit", "merge", "prepare"]
+__all__ = ["FitConfig", "Part", "Start", "TableModel", "fit", "merge", "prepare", "teach"]

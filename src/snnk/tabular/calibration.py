@@ -21,6 +21,7 @@ from snnk.tabular.scaling import LARGEST
 F64 = torch.float64
 PENALTY = 1e-2  # times half the squared parameters, in rows of weight 1 and scores of mean square 1
 STEPS = 100  # Newton needs about ten; damping on separable classes takes a few more
+BOUNDS = -1.0, 2.0  # of least-squares scores: where features fit almost every row, a few of other rows are huge
 PRECISION = 1e-12  # of the log-likelihood per row, at which the steps end
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from snnk import _io
 from snnk.ridge.sums import RidgeStats
-from snnk.tabular.parts import HELD, Part, Start
+from snnk.tabular.parts import HELD, Part
+from snnk.tabular.start import Start
 from snnk.tabular.workers import Workers
 
 ADVICE = "Remove it and run the same command again: its blocks are counted anew"

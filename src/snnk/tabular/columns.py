@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MISSING = ("raise", "drop", "mean")
+SOFT_ROUNDING = 1e-4  # of the sum of probabilities, which a teacher may compute in half precision
 REACH = 2.0**24  # in standard deviations; beyond it, the error of an angle in float32 is a radian or more
 
 
@@ -163,6 +164,11 @@ class Columns:
         """Names of the inputs of the feature map, such as "age" and "colour=red"."""
         return [name for column in self.inputs for name in column.names(self.target.categories)]
 
+    @property
+    def norm(self) -> float:
+        """A typical length of encoded rows: numbers have mean square 1, and one-hot categories have length 1."""
+        return math.sqrt(len(self.inputs))
+
     def to_dict(self) -> dict[str, Any]:
         """The columns as JSON."""
         inputs = [column.to_dict() for column in self.inputs]
@@ -285,6 +291,16 @@ class Columns:
         if self.missing != "drop":
             _refuse_missing(target, bad, label, first_row)
         keep &= ~bad
+        if target.categories is not None and is_soft(batch.column(target.name).type):
+            found = _probabilities(batch.column(target.name), target)
+            wrong = keep & ~((found >= 0).all(1) & (np.abs(found.sum(1) - 1) <= SOFT_ROUNDING))
+            if wrong.any():
+                row = int(wrong.argmax())
+                raise ValueError(
+                    f"the probabilities of {target.name!r} at row {first_row + row} of {label} must be at least 0 and "
+                    f"have the sum 1; got {found[row].tolist()}"
+                )
+            return torch.from_numpy(found[keep] / found[keep].sum(1, keepdims=True))
         if target.categories is None:
             return torch.from_numpy(standardise(values[keep], target.mean, target.scale))[:, None]
         unknown = ~bad & (values < 0)
@@ -320,6 +336,9 @@ def read_column(batch: pa.RecordBatch, column: Column, label: str) -> tuple[Arra
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if column.categories is not None and is_soft(batch.column(column.name).type):
+        found = _probabilities(batch.column(column.name), column)
+        return found.argmax(1), np.isnan(found.sum(1))
     data = plain(batch.column(column.name), column.name, label, column.kind)
     if column.categories is None:
         values = as_numbers(data, column.name, label)
@@ -334,6 +353,29 @@ def fold_values(data: pa.Array, kind: str, name: str, label: str) -> Array:
     """Values (n,) of an input that decide on the fold of a row: float64 numbers, or hashes of texts (0 if missing)."""
     data = plain(data, name, label, kind)
     return text_hashes(as_text(data, name, label)) if kind == "category" else as_numbers(data, name, label)
+
+
+def is_soft(data_type: pa.DataType) -> bool:
+    """Whether values are probabilities of classes: a struct with one number per class, the prediction of a teacher."""
+    import pyarrow.types as pt
+
+    return pt.is_struct(data_type) and len(data_type) > 0 and all(pt.is_floating(field.type) for field in data_type)
+
+
+def soft_fields(data: pa.StructArray) -> dict[str, Array]:
+    """Probabilities (n,) by class, with NaN for missing ones."""
+    values = (field.to_numpy(zero_copy_only=False).astype(np.float64) for field in data.flatten())  # null where data is
+    return dict(zip((field.name for field in data.type), values, strict=True))
+
+
+def _probabilities(data: pa.StructArray, target: Column) -> Array:
+    """Probabilities (n, k) by the classes of the target."""
+    fields, classes = soft_fields(data), target.categories or ()
+    if sorted(fields) != sorted(classes):
+        raise ValueError(
+            f"{target.name!r} has probabilities of {', '.join(fields)}; expected those of {', '.join(classes)}"
+        )
+    return np.stack([fields[name] for name in classes], 1)
 
 
 def kind_of(data_type: pa.DataType) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -104,6 +103,6 @@ class FitConfig:
             columns.width,
             self.num_features,
             bandwidth=1.0 if isinstance(self.bandwidth, str) else self.bandwidth,
-            x_norm=math.sqrt(len(columns.inputs)),  # numbers have mean square 1, and one-hot categories length 1
+            x_norm=columns.norm,
             seed=self.seed,
         )

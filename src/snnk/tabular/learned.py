@@ -228,12 +228,15 @@ def learn(
     return min(found, key=lambda pair: pair[0])[1]
 
 
-def choose_bandwidth(x: Tensor, y: Tensor, num_features: int, seed: int = 0) -> float:
-    """The bandwidth of random Fourier features with the least score of GCV on rows x (n, d), y (n, t)."""
+def choose_bandwidth(x: Tensor, y: Tensor, num_features: int, seed: int = 0, x_norm: float | None = None) -> float:
+    """The bandwidth of random Fourier features with the least score of GCV on rows x (n, d), y (n, t).
+
+    `x_norm` is the typical length of rows for which the features will be drawn; by default the root of d.
+    """
     x, y = x[:BANDWIDTH_ROWS].float(), y[:BANDWIDTH_ROWS]
 
     def score(bandwidth: float) -> float:
-        fm = _random(x.shape[1], num_features, bandwidth, seed)
+        fm = _random(x.shape[1], num_features, bandwidth, seed, x_norm)
         stats = RidgeStats(fm.num_features, y.shape[1], block_dtype=torch.float32)
         return float(_add(stats, fm, x, y).solve("gcv").score or 0.0)
 
@@ -336,8 +339,10 @@ def _with_bins(in_features: int, num_features: int, bins: tuple[Tensor, Tensor],
     return fm
 
 
-def _random(in_features: int, num_features: int, bandwidth: float, seed: int) -> FeatureMap:
-    options = {"bandwidth": bandwidth, "x_norm": math.sqrt(in_features), "seed": seed}
+def _random(
+    in_features: int, num_features: int, bandwidth: float, seed: int, x_norm: float | None = None
+) -> FeatureMap:
+    options = {"bandwidth": bandwidth, "x_norm": x_norm or math.sqrt(in_features), "seed": seed}
     return FEATURE_MAPS["random-fourier"](in_features, num_features + num_features % 2, **options)
 
 

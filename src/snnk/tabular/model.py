@@ -16,7 +16,7 @@ from torch import Tensor
 
 from snnk import _checks, _io, _rows
 from snnk.maps import FeatureMap, feature_map_from_config
-from snnk.tabular.calibration import PlattScaling
+from snnk.tabular.calibration import BOUNDS, PlattScaling
 from snnk.tabular.columns import MISSING, REACH, Column, Columns, read_column
 from snnk.tabular.config import FitConfig
 from snnk.tabular.learned import LearnedFeatures as LearnedFeatures  # files may name it
@@ -138,7 +138,7 @@ class TableModel:
         if self.calibration is None or not len(scores):
             cut = scores.clamp(FLOOR, 1)
             return cut / cut.sum(1, keepdim=True)
-        return self.calibration.probabilities(scores)
+        return self.calibration.probabilities(scores.clamp(*BOUNDS))
 
     def predict(self, source: Source, *, missing: str | None = None) -> Iterator[tuple[list[Any], Tensor]]:
         """Yield (predictions, mask of the rows that they are for) per part of a table, in the order of its rows.

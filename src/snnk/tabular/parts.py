@@ -1,7 +1,7 @@
 """Sums of parts of a table, which add up to the model of the whole, whichever machine or engine read which part.
 
     start = prepare("sample.parquet", FitConfig("price"))       # columns and features, the same for all parts
-    parts = [start.part().read(path) for path in paths]         # anywhere, in any order
+    parts = [Part(start).read(path) for path in paths]         # anywhere, in any order
     report = merge(parts).save_model("model")                   # the same model as that of all rows in one place
 
 A `Start` is made once from some or all of the rows: it has the means, scales and categories of the columns, and the
@@ -13,202 +13,34 @@ A file of either is a safetensors file. Its note is JSON with everything that is
 
 from __future__ import annotations
 
-import base64
 import copy
 import hashlib
-import json
 import math
 import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from snnk import _checks, _io
-from snnk.maps import FeatureMap, feature_map_from_config
+from snnk.maps import FeatureMap
 from snnk.ridge.sums import BLOCK_DTYPES, RidgeStats
-from snnk.tabular.columns import Columns
-from snnk.tabular.config import FitConfig
-from snnk.tabular.learned import choose_bandwidth, learn
 from snnk.tabular.model import ROWS, TableModel
 from snnk.tabular.page import write_page
 from snnk.tabular.quality import FEWEST, assess
-from snnk.tabular.sample import MOST_NUMBERS, MOST_ROWS, Held, Sample, content_hash, is_reserved
-from snnk.tabular.scan import Scan
+from snnk.tabular.sample import Held
 from snnk.tabular.source import Source, Table
+from snnk.tabular.start import FORMAT, MAP, Progress, Start, damaged, read_file, signed, silent
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-Progress = Callable[[str, int, int], None]  # what is being done, how many are done, how many there are (0: not known)
-FORMAT = "snnk.Part 1"
 HELD = ("held.hashes", "held.x", "held.y")
-MAP = "map."  # what the names of the tensors of the feature map begin with
-AGAIN = "copy it again, or make it again"
-
-
-def _silent(what: str, done: int, total: int) -> None:
-    pass
-
-
-@dataclass(frozen=True, eq=False)
-class Start:
-    """How rows become features: all that the sums of different parts must share.
-
-    Args:
-        config: what to fit, with its bandwidth chosen.
-        columns: the encoding of rows.
-        feature_map: phi.
-        shift: origin of the sums, (m + t,): products in float32 are rounded about it, in whichever part.
-    """
-
-    config: FitConfig
-    columns: Columns
-    feature_map: FeatureMap
-    shift: list[float]
-
-    def part(self, device: Any = None) -> Part:
-        """A part without rows."""
-        return Part(self, device)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the feature map."""
-        return {name: buffer.cpu().contiguous() for name, buffer in self.feature_map.state_dict().items()}
-
-    def note(self) -> dict[str, Any]:
-        """Everything but the tensors, for JSON."""
-        return {
-            "config": asdict(self.config) | {"drop": list(self.config.drop)},
-            "columns": self.columns.to_dict(),
-            "feature_map": self.feature_map.to_config(),
-            "shift": self.shift,
-        }
-
-    def to_dict(self) -> dict[str, Any]:
-        """The start as JSON, with its tensors as text."""
-        data = _io.safetensors().torch.save(self.tensors())
-        return {**self.note(), "tensors": base64.b64encode(data).decode("ascii")}
-
-    @classmethod
-    def from_dict(cls, stored: Any) -> Start:
-        """A start from what `to_dict` gave; anything missing or of another kind is a ValueError."""
-        try:
-            tensors = _io.safetensors().torch.load(base64.b64decode(stored["tensors"], validate=True))
-        except (KeyError, TypeError, ValueError, _io.SafetensorError) as error:
-            raise ValueError(f"the start of the sums is damaged: {error}") from error
-        return cls.of(stored, tensors)
-
-    @classmethod
-    def of(cls, stored: Any, tensors: Mapping[str, Tensor]) -> Start:
-        """A start from a note and tensors; everything in them is checked."""
-        try:
-            config, columns = FitConfig.from_dict(stored["config"]), Columns.from_dict(stored["columns"])
-            # The stored projection bounds what is allocated.
-            fm = feature_map_from_config(stored["feature_map"], tuple(tensors["projection"].shape))
-            shift = [float(value) for value in stored["shift"]]
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"the start of the sums is damaged: {error}") from error
-        expected = {name: (buffer.dtype, buffer.shape) for name, buffer in fm.state_dict().items()}
-        found = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-        sizes = fm.in_features == columns.width and len(shift) == fm.num_features + columns.target.width
-        inputs = tensors.get("source", torch.zeros(0))
-        inside = not inputs.numel() or (int(inputs.min()) >= 0 and int(inputs.max()) < columns.width)
-        finite = all(bool(tensor.isfinite().all()) for tensor in tensors.values()) and all(map(math.isfinite, shift))
-        if found != expected or not (sizes and inside and finite):
-            raise ValueError("the start of the sums is damaged: its columns and its features do not fit together")
-        fm.load_state_dict(tensors)
-        return cls(config, columns, fm, shift)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the start to one file, whole or not at all: a part without sums."""
-        tensors = {MAP + name: tensor for name, tensor in self.tensors().items()}
-        note = {"format": FORMAT, "start": self.note(), "sources": {}, "unseen": {}}
-        _io.write_tensors(path, tensors, {"note": json.dumps({**note, "digest": _digest(note, tensors)})})
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Start:
-        """Read the start from its own file, or from that of a part."""
-        return Part.load(path).start
-
-    @cached_property
-    def key(self) -> str:
-        """A hash of the start; parts add if theirs are equal."""
-        return _digest(self.note(), self.tensors())
-
-
-def _digest(note: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """A hash of the contents of a file, so that damage to it is found."""
-    digest = hashlib.blake2b(json.dumps(note, sort_keys=True).encode(), digest_size=32)
-    for name, tensor in sorted(tensors.items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().data)
-    return digest.hexdigest()
-
-
-def new_sample(columns: int) -> Sample:
-    """An empty sample of rows with this number of columns."""
-    return Sample(max(min(MOST_ROWS, MOST_NUMBERS // max(columns, 1)), ROWS))
-
-
-def prepare(source: Source, config: FitConfig, *, progress: Progress = _silent) -> Start:
-    """Learn columns and features from a table, or from a sample of its rows in random order or not.
-
-    Args:
-        source: a file or folder, a frame, or a callable that returns batches; see `snnk.tabular.fit`.
-        config: what to fit.
-        progress: a function that is called with (what is being done, how many are done, how many there are).
-
-    Example:
-        >>> import numpy as np, pyarrow as pa
-        >>> x = np.random.default_rng(0).normal(size=400)
-        >>> start = prepare(pa.table({"x": x, "y": np.sin(x)}), FitConfig("y", num_features=16))
-        >>> start.part().read(pa.table({"x": x, "y": np.sin(x)})).rows
-        400
-    """
-    table = Table(source)
-    scan, sample = Scan.start(table, config.target, config.drop), new_sample(len(table.names))
-    scan.read(table, progress=lambda rows: progress("reading columns", rows, 0), sample=sample)
-    table.check_unchanged()
-    return make_start(config, scan.columns(config.task, config.missing), sample.table(), progress)
-
-
-def make_start(config: FitConfig, columns: Columns, sample: pa.Table, progress: Progress = _silent) -> Start:
-    """The start for some columns: learn the features, or choose the bandwidth, from a sample of the rows."""
-    most = max(MOST_NUMBERS // (columns.width + columns.target.width), ROWS)
-    pairs = [columns.encode(batch, "the sample")[:2] for batch in sample.slice(0, most).to_batches(ROWS)]
-    xs, ys = [x for x, _ in pairs], [y for _, y in pairs if y is not None]
-    if not sum(map(len, xs)):
-        raise ValueError("no rows are left: each has a missing, NaN or infinite value, and is dropped")
-    x, y = torch.cat(xs), torch.cat(ys)
-    used = ~is_reserved(content_hash(x))
-    if bool(used.any()):
-        x, y = x[used], y[used]
-    if config.feature_map != "learned" and isinstance(config.bandwidth, str):
-        fourier = config.feature_map == "random-fourier"  # others have no bandwidth, and any number will do
-        bandwidth = choose_bandwidth(x, y, min(config.num_features, 1024), config.seed) if fourier else 1.0
-        config = replace(config, bandwidth=bandwidth)
-    if config.feature_map == "learned":
-        fm = learn(
-            x,
-            y,
-            config.num_features,
-            classes=columns.target.categories is not None,
-            seed=config.seed,
-            progress=lambda done, total: progress("learning features", done, total),
-        )
-    else:
-        fm = config.make_map(columns)
-    with torch.no_grad():
-        shift = torch.cat([fm.phi(x[:ROWS]).double().mean(0), y[:ROWS].mean(0)]).tolist()
-    return Start(config, columns, fm, shift)
 
 
 class Part:
@@ -223,6 +55,14 @@ class Part:
         held: a few of the rows, for the assessment.
         sources: the number of rows of each source that was read, by the hash of its rows.
         unseen: the number of values, by column, that the start does not have, which count as no category.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from snnk.tabular import FitConfig, prepare
+        >>> rows = pa.table({"x": [0.0, 1.0, 2.0], "y": [0.5, 1.5, 2.5]})
+        >>> start = prepare(rows, FitConfig("y", num_features=4, feature_map="random-relu"))
+        >>> Part(start).read(rows[:1]).merge(Part(start).read(rows[1:]))
+        Part(rows=3, sources=2, features=4)
     """
 
     def __init__(self, start: Start, device: Any = None) -> None:
@@ -263,7 +103,7 @@ class Part:
             self.stats.update(self._phi(part), target)
         return self
 
-    def read(self, source: Source, *, name: str = "", progress: Progress = _silent) -> Part:
+    def read(self, source: Source, *, name: str = "", progress: Progress = silent) -> Part:
         """Add all rows of a table, or none if it cannot be read.
 
         Args:
@@ -376,18 +216,13 @@ class Part:
         """The sums and the held rows."""
         return self.stats.state_dict() | dict(zip(HELD, self.held.tensors(), strict=True))
 
-    def _file_tensors(self) -> dict[str, Tensor]:
-        return self.tensors() | {MAP + name: tensor for name, tensor in self.start.tensors().items()}
-
-    def _note(self) -> dict[str, Any]:
-        unseen = {name: number for name, number in self.unseen.items() if number}
-        return {"format": FORMAT, "start": self.start.note(), "sources": self.sources, "unseen": unseen}
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the part with its start to one file, whole or not at all."""
-        note, tensors = self._note(), self._file_tensors()
-        self.stats.note = json.dumps({**note, "digest": _digest(note, tensors)})
-        self.stats.save(path, {name: tensor for name, tensor in tensors.items() if name in HELD or MAP in name})
+        own = {MAP + name: tensor for name, tensor in self.start.tensors().items()}
+        unseen = {name: number for name, number in self.unseen.items() if number}
+        note = {"format": FORMAT, "start": self.start.note(), "sources": self.sources, "unseen": unseen}
+        self.stats.note = signed(note, self.tensors() | own)
+        self.stats.save(path, dict(zip(HELD, self.held.tensors(), strict=True)) | own)
 
     def write(self, path: str | os.PathLike[str], note: str) -> None:
         """Write the sums and the held rows with a note."""
@@ -397,28 +232,15 @@ class Part:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Part:
         """Read a file that `save`, or `Start.save`, wrote; everything in it is checked."""
-        with _io.open_tensors(path) as file:
-            text, names = (file.metadata() or {}).get("note", ""), sorted(file.keys())
-            tensors = {name: file.get_tensor(name) for name in names if name.startswith(MAP)}
+        start, note, names = read_file(path)
         try:
-            note = json.loads(text or "null")
-            if not isinstance(note, dict) or note.get("format") != FORMAT:
-                raise ValueError(f"it is not {FORMAT!r}")
-            digest = note.pop("digest", None)
-            start = Start.of(note["start"], {name.removeprefix(MAP): tensor for name, tensor in tensors.items()})
-            if names == sorted(tensors):
-                part = cls(start)
-                found = _digest(note, tensors)
-            else:
-                part = cls.of(start, RidgeStats.load(path, extra=(*HELD, *tensors)), path)
-                found = _digest(note, part._file_tensors())
-            if found != digest:
-                raise ValueError("its contents are not those that were written")
+            own = [name for name in names if name.startswith(MAP)]
+            part = cls(start) if names == own else cls.of(start, RidgeStats.load(path, extra=(*HELD, *own)), path)
             part.sources, part.unseen = _counts(note, "sources"), Counter(_counts(note, "unseen"))
             if sum(part.sources.values()) > part.rows:
                 raise ValueError(f"it lists {sum(part.sources.values())} rows and has sums of {part.rows}")
-        except (KeyError, ValueError, RecursionError) as error:
-            raise ValueError(f"{path} holds no whole sums or start of snnk fit: {error}; {AGAIN}") from error
+        except (KeyError, ValueError) as error:
+            raise damaged(path, error) from error
         return part
 
     @classmethod
@@ -477,10 +299,11 @@ def merge(parts: Iterable[Part | bytes | str | os.PathLike[str]]) -> Part:
 
     Example:
         >>> import numpy as np, pyarrow as pa
+        >>> from snnk.tabular import FitConfig, prepare
         >>> x = np.random.default_rng(0).normal(size=600)
         >>> table = pa.table({"x": x, "y": np.sin(x)})
         >>> start = prepare(table[:300], FitConfig("y", num_features=32))
-        >>> model, report = merge([start.part().read(table[:300]), start.part().read(table[300:])]).solve()
+        >>> model, report = merge([Part(start).read(table[:300]), Part(start).read(table[300:])]).solve()
         >>> report["rows"]
         600
     """

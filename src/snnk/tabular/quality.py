@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from snnk import _checks
-from snnk.tabular.calibration import PlattScaling, expected_calibration_error, log_loss, roc_auc
+from snnk.tabular.calibration import BOUNDS, PlattScaling, expected_calibration_error, log_loss, roc_auc
 from snnk.tabular.scaling import LARGEST, Array, standardise
 
 if TYPE_CHECKING:
@@ -120,8 +120,9 @@ def assess(model_without: TableModel, x: Tensor, y: Tensor) -> tuple[PlattScalin
         found["warnings"] += _useless(found, target)
     else:
         labels = y.argmax(1)
-        calibration = PlattScaling.fit(outputs, labels)
-        p = cross_fitted(outputs, labels)
+        outputs = outputs.clamp(*BOUNDS)
+        calibration = PlattScaling.fit(outputs, y)  # which may be the probabilities of a teacher
+        p = cross_fitted(outputs, y)
         found |= _of_classes(p, labels, target.categories)
         found["warnings"] += _imbalance(found, p.argmax(1), labels, target.categories)
     found["importances"] = _importances(replace(model_without, calibration=calibration), x, y)
@@ -130,6 +131,8 @@ def assess(model_without: TableModel, x: Tensor, y: Tensor) -> tuple[PlattScalin
 
 def cross_fitted(scores: Tensor, labels: Tensor) -> Tensor:
     """Probabilities (n, k) of scores (n, k), each half of the rows by the calibration of the other half.
+
+    Labels are those of `PlattScaling.fit`: classes (n,), or their probabilities (n, k).
 
     Example:
         >>> scores = torch.eye(2).double().repeat(20, 1)

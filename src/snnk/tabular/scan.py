@@ -28,9 +28,11 @@ from snnk.tabular.columns import (
     as_text,
     as_ticks,
     fold_values,
+    is_soft,
     kind_of,
     missing_message,
     plain,
+    soft_fields,
 )
 from snnk.tabular.sample import Sample
 from snnk.tabular.scaling import (
@@ -123,8 +125,13 @@ class Statistics:
         """Add values, the first of which is at `place`; returns which of them are missing, (n,) bool."""
         import pyarrow.compute as pc
 
-        data = plain(data, name, place.label)
-        if self.category:
+        soft = is_soft(data.type)
+        data = data if soft else plain(data, name, place.label)
+        if soft:
+            fields = soft_fields(data)
+            bad = np.isnan(np.sum(list(fields.values()), axis=0))
+            self.values |= fields.keys()
+        elif self.category:
             text = as_text(data, name, place.label)
             bad = pc.is_null(text).to_numpy(zero_copy_only=False)
             if not self.countless:
@@ -294,7 +301,8 @@ class Scan:
         for column in table.schema:
             if column.name in drop:
                 continue
-            kind = kind_of(column.type)
+            soft = column.name == target and is_soft(column.type)
+            kind = "category" if soft else kind_of(column.type)
             if not kind:
                 raise ValueError(
                     f"column {column.name!r} of {table.source} is {column.type}, neither a number nor a category nor a "
@@ -361,6 +369,10 @@ class Scan:
         import pyarrow.compute as pc
 
         name, statistics = self.target, self.statistics[self.target]
+        if is_soft(batch.column(name).type):  # a row counts for its likeliest class
+            fields = soft_fields(batch.column(name))
+            found = np.stack(list(fields.values()), 1)
+            return Target(None, list(fields), found.argmax(1)), ~np.isnan(found.sum(1))
         data = plain(batch.column(name), name, label)
         numbers, good = None, None
         if not statistics.category:

@@ -28,10 +28,11 @@ from snnk.ridge.sums import RidgeStats
 from snnk.tabular.checkpoint import Checkpoint
 from snnk.tabular.config import FitConfig
 from snnk.tabular.model import ROWS
-from snnk.tabular.parts import Part, Progress, Start, make_start, new_sample, write_model
+from snnk.tabular.parts import Part, write_model
 from snnk.tabular.sample import Held, Sample
 from snnk.tabular.scan import Scan
 from snnk.tabular.source import Source, Table
+from snnk.tabular.start import Progress, Start, make_start, new_sample
 from snnk.tabular.workers import Workers
 
 VERSION = 2  # of the checkpoints
@@ -242,7 +243,7 @@ class _Run:
             return index % workers.size == workers.rank and label not in done
 
         start = replace(first.start, feature_map=first.start.feature_map.to(workers.device))
-        part = start.part(workers.device)
+        part = Part(start, workers.device)
         blocks: list[str] = []
         saved = time.monotonic()
         names = [c.name for c in (*columns.inputs, columns.target)]
