@@ -109,6 +109,7 @@ def test_columns_and_rows_do_not_depend_on_who_read_them(target):
     merged = shares[1].merge(shares[2]).merge(shares[0]).columns()
     assert merged == whole
     one = whole.encode(table.combine_chunks().to_batches()[0], "t").x
+    assert torch.equal(whole.encode(table.combine_chunks().to_batches()[0], "t", with_target=False, fitted=True).x, one)
     parts = [merged.encode(b, "t").x for _, found in batches(shuffled, 77).blocks() for b in found]
     order = np.random.default_rng(0).permutation(3000)
     assert torch.equal(torch.cat(parts), one[order])

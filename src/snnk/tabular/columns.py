@@ -201,6 +201,7 @@ class Columns:
         *,
         first_row: int = 0,
         with_target: bool = True,
+        fitted: bool | None = None,
         unseen: Counter[str] | None = None,
     ) -> Encoded:
         """Turn a record batch into inputs and targets.
@@ -212,8 +213,9 @@ class Columns:
         Args:
             batch: rows of the table.
             label, first_row: the block of the batch, and the row of the block at which it begins; errors name them.
-            with_target: whether to encode the target, too: the rows are fitted, and not predicted. Columns with codes
-                then have those from which the targets of the fold of the row are left out.
+            with_target: whether to encode the target, too.
+            fitted: whether the rows are to be fitted, and not predicted. Columns with codes then have those from which
+                the targets of the fold of the row are left out. Default: if the target is encoded.
             unseen: a counter, by column, of values unlike those of the first pass: categories that it did not see,
                 and numbers that are too far away.
         """
@@ -221,7 +223,7 @@ class Columns:
         keep, place = np.ones(batch.num_rows, bool), 0
         hashes: dict[str, Array] = {}
         folds: Array | int = FOLDS
-        if with_target and any(column.codes for column in self.inputs):
+        if (with_target if fitted is None else fitted) and any(column.codes for column in self.inputs):
             hashes = {c.name: fold_values(batch.column(c.name), c.kind, c.name, label) for c in self.inputs}
             folds = row_folds(hashes, batch.num_rows)
         for column in self.inputs:
