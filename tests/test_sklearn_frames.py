@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from sklearn.compose import make_column_transformer
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
@@ -183,3 +183,27 @@ def test_transformer_and_pipelines():
     parts = make_column_transformer((OneHotEncoder(), ["town"]), (StandardScaler(), ["age", "count"]))
     assert cross_val_score(make_pipeline(parts, SNNKClassifier(64, **DRAWN)), X, y, cv=3).mean() > 0.85
     assert cross_val_score(SNNKClassifier(64, **DRAWN), X, y, cv=3).mean() > 0.85
+
+
+@pytest.mark.parametrize("estimator", [SNNKRegressor, SNNKFeatures])
+def test_codes_of_categories_do_not_give_targets_away(estimator):
+    """400 names without meaning, five rows each: what follows from them on the rows of the fit holds on no others."""
+    pd = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"name": [f"n{i % 400}" for i in range(2000)], "a": rng.normal(size=2000)})
+    y = rng.normal(size=2000)
+    model = estimator(32, random_state=0)
+    if estimator is SNNKFeatures:
+        model = make_pipeline(model, Ridge())
+    model.fit(X, y)
+    # with 32 features, R2 of pure noise on its own rows is about 32 / 2,000
+    assert model.score(X, y) < 0.1
+
+
+def test_dates_are_features():
+    pd = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    day = pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.integers(0, 24 * 300, 2000), unit="h")
+    X, y = pd.DataFrame({"day": day, "a": rng.normal(size=2000)}), np.sin(2 * np.pi * day.hour / 24).to_numpy()
+    model = SNNKRegressor(64, random_state=0).fit(X[:1500], y[:1500])
+    assert model.score(X[1500:], y[1500:]) > 0.95

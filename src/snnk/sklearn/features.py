@@ -85,10 +85,10 @@ class _Features(BaseEstimator):  # type: ignore[misc]
                 ) from None
             raise
 
-    def _numbers(self, rows: Array | pa.Table) -> tuple[Array, Array]:
+    def _numbers(self, rows: Array | pa.Table, *, fitted: bool) -> tuple[Array, Array]:
         """Inputs before they are standardised, (k, d), of the rows to keep, and which these are (n,)."""
         if self.columns_ is not None:
-            x, keep = frames.encode(self.columns_, rows)
+            x, keep = frames.encode(self.columns_, rows, fitted=fitted)
             numbers = x.double().numpy()
         else:
             keep = np.ones(len(rows), bool) & ~(np.isnan(rows).any(1) & (self.missing == "drop"))
@@ -99,7 +99,7 @@ class _Features(BaseEstimator):  # type: ignore[misc]
 
     def _all_inputs(self, X: Any) -> Tensor:
         """Standardised inputs of rows to predict or to transform, none of which can be dropped."""
-        X, keep = self._numbers(self._read(X, first=False))
+        X, keep = self._numbers(self._read(X, first=False), fitted=False)
         if not keep.all():
             raise ValueError(
                 f"X has a missing value in row {int(keep.argmin())}; missing='drop' leaves out rows in fit only. Fill "
@@ -290,9 +290,9 @@ class SNNKFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Features)
         """
         rows = self._read(X, first=True)
         found = None if y is None or not self._learns() else _targets(y, len(rows))
-        names = None if found is None else found[2]
-        self.columns_ = frames.find_columns(rows, names, self.missing) if frames.is_table(rows) else None
-        numbers, keep = self._numbers(rows)
+        # Without targets, so that `transform` of the same rows does not give their targets away.
+        self.columns_ = frames.find_columns(rows, None, self.missing) if frames.is_table(rows) else None
+        numbers, keep = self._numbers(rows, fitted=False)
         self._scale(numbers, None, keep)
         x = self._inputs(numbers, keep)
         if found is None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from snnk.tabular.columns import Columns
 from snnk.tabular.scaling import Array
-from snnk.tabular.scan import MOST_CATEGORIES, Scan
+from snnk.tabular.scan import MOST_CLASSES, Scan
 from snnk.tabular.source import Table
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def find_columns(table: pa.Table, y: Array | None, missing: str) -> Columns:
     import pyarrow as pa
 
     classes = y is not None and y.dtype.kind == "U"
-    if y is None or (classes and not 2 <= len(np.unique(y)) <= MOST_CATEGORIES):
+    if y is None or (classes and not 2 <= len(np.unique(y)) <= MOST_CLASSES):
         y, classes = np.zeros(table.num_rows), False
     target = "y"
     while target in table.column_names:
@@ -71,8 +71,11 @@ def find_columns(table: pa.Table, y: Array | None, missing: str) -> Columns:
     return replace(found, missing=missing)  # `encode` names a missing value by its row in X
 
 
-def encode(columns: Columns, table: pa.Table) -> tuple[Tensor, Array]:
-    """Inputs (k, width) of the rows that are kept, and which these are (n,)."""
+def encode(columns: Columns, table: pa.Table, *, fitted: bool) -> tuple[Tensor, Array]:
+    """Inputs (k, width) of the rows that are kept, and which these are (n,).
+
+    Rows that are `fitted` have codes of categories that do not depend on their own targets.
+    """
     (batch,) = table.combine_chunks().to_batches()
-    x, _, keep = columns.encode(batch, "X", with_target=False)
+    x, _, keep = columns.encode(batch, "X", with_target=False, fitted=fitted)
     return x, keep.numpy()

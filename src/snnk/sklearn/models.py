@@ -143,7 +143,7 @@ class _Closed(_Features):
             if self.columns_ is not None and weight is not None:  # errors have named the rows as they came
                 counted, _ = repeat_rows(np.arange(len(rows)), weight, weight, MOST_ROWS)
                 self.columns_ = frames.find_columns(rows.take(counted), names[counted], self.missing)
-        numbers, keep = self._numbers(rows)
+        numbers, keep = self._numbers(rows, fitted=True)
         y = y[keep]
         weight, factor = (None if w is None else w[keep] for w in (weight, factor))
         if first:

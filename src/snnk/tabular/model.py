@@ -146,7 +146,7 @@ class TableModel:
         The predicted class is the one with the largest probability.
 
         Args:
-            source: a Parquet, CSV or Arrow file, a folder of them, or a datasets.Dataset.
+            source: a file or folder, a frame, record batches, or a callable that returns some; see `snnk.tabular.fit`.
             missing: the policy for missing values; by default that of the fit.
         """
         for part in self._predict(Table(source), [c.name for c in self.columns.inputs], missing):
@@ -170,7 +170,7 @@ class TableModel:
         as text. The other formats and `predict` have names as they are.
 
         Args:
-            source: a Parquet, CSV or Arrow file, a folder of them, or a datasets.Dataset.
+            source: a file or folder, a frame, record batches, or a callable that returns some; see `snnk.tabular.fit`.
             path: the file, .csv, .jsonl or .parquet; it appears when all rows are written.
             missing: the policy for missing values; by default that of the fit.
             key: columns that are copied, as a list or with commas between them. Those of a CSV file are copied as
@@ -363,7 +363,7 @@ class _Drift:
     """Sums over the number columns of a table, in units of the training."""
 
     def __init__(self, columns: Columns) -> None:
-        self.columns = [column for column in columns.inputs if column.categories is None]
+        self.columns = [column for column in columns.inputs if column.kind == "number"]
         self.sums = np.zeros((len(self.columns), 3))  # of 1, of values, and of values that are far away
 
     def add(self, part: _Predicted) -> None:

@@ -52,7 +52,10 @@ def fit(
     on from its checkpoint in `out` when it is called again.
 
     Args:
-        source: a Parquet, CSV or Arrow file, a folder of them, or a datasets.Dataset.
+        source: a Parquet, Arrow, CSV or TSV file (CSV and TSV also as .gz), or a folder of such files; a
+            datasets.Dataset; anything with `__arrow_c_stream__`, such as a frame of pandas or Polars or a relation of
+            DuckDB; a list of record batches; or a callable without arguments that returns a new iterator of them, as a
+            fit reads its rows twice.
         out: folder for model.safetensors, model.json, report.json and report.html; must not hold a model yet.
         config: what to fit.
         checkpoint_seconds: time between checkpoints.
