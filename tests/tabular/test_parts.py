@@ -216,7 +216,7 @@ def test_a_forged_note_is_refused(change, start, tmp_path):
 
 FORGED = {
     "map.source": lambda found: found + 1000,
-    "map.low": lambda found: found.double(),
+    "map.edges": lambda found: found.double(),
     "map.phase": lambda found: found * torch.nan,
     "map.head": lambda found: found[:, :-1].clone(),
     "held.x": lambda found: found + 1,
