@@ -16,12 +16,17 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
     *(path for path in sorted((ROOT / "docs").rglob("*.md")) if GENERATED not in path.parents),
 ]
+SLOW = ("calibration.md", "budget.md", "sentence-transformers.md")  # many compressions
 RUN = [
     *(ROOT / name for name in ("README.md", "docs/start.md")),
     *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
     *sorted((ROOT / "docs" / "howto").glob("*.md")),
 ]
 HOMES = ("snnk.maps", "snnk.nn", "snnk.ridge")  # packages behind the names of `snnk`
+
+
+def short(path):
+    return path.relative_to(ROOT).as_posix()
 
 
 def test_api_lists_every_public_name():
@@ -96,10 +101,6 @@ def test_a_circle_of_imports_is_named():
         graph.levels({("a", "b"): True, ("b", "a"): True, ("b", "c"): True})
 
 
-def short(path):
-    return path.relative_to(ROOT).as_posix()
-
-
 @pytest.mark.parametrize("page", PAGES, ids=short)
 def test_links_lead_to_files_and_headings(page):
     for link, anchor in re.findall(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)]+))?\)", page.read_text()):
@@ -116,13 +117,22 @@ def headings(page):
     return [re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in found]
 
 
-@pytest.mark.parametrize("page", RUN, ids=short)
-def test_the_code_of_pages_runs(page, run, quick, tmp_path, monkeypatch, capsys):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder in which all pages are tried, and what their commands printed there."""
+    return make_folder(tmp_path_factory.mktemp("reader")), {}
+
+
+MARKED = [pytest.param(page, marks=[pytest.mark.slow] if page.name in SLOW else [], id=short(page)) for page in RUN]
+
+
+@pytest.mark.parametrize("page", MARKED)
+def test_the_code_of_pages_runs(page, run, quick, folder, monkeypatch, capsys):
     """As a reader pastes it, one block after another. A block of kind text shows what the block before it prints."""
-    make_folder(tmp_path)
-    monkeypatch.chdir(tmp_path)
+    place, done = folder
+    monkeypatch.chdir(place)
     monkeypatch.setattr("snnk.hf.compression.opening.MORE_TOKENS", 1000)  # few steps of distillation
-    reader = Reader(run)
+    reader = Reader(run, done)
     try:
         for block in blocks(page):
             if block.why is not None:

@@ -66,7 +66,7 @@ def commands(text):
 
 
 def make_folder(folder):
-    """The small models and data that pages name, beside the examples."""
+    """Write the small models and data that pages name, beside the examples; returns the folder."""
     tokenizer = make_english(pad_token="[PAD]", model_input_names=["input_ids", "token_type_ids", "attention_mask"])
     sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 128, "hidden_size": 64, "num_hidden_layers": 1}
     for name, kind in {
@@ -85,6 +85,7 @@ def make_folder(folder):
     pairs = [f'"{a}","{b}"' for a, b in zip(texts[:300], texts[300:], strict=True) if '"' not in a + b]
     (folder / "pairs.csv").write_text("\n".join(["query,passage", *pairs]) + "\n")
     (folder / "examples").symlink_to(ROOT / "examples")
+    return folder
 
 
 class Reader:
@@ -92,10 +93,11 @@ class Reader:
 
     Args:
         snnk: called with the arguments of a command; returns the exit code, stdout and stderr.
+        done: command -> what it printed, of commands that other pages have run in this folder. They are not run again.
     """
 
-    def __init__(self, snnk):
-        self.snnk, self.names, self.servers, self.said = snnk, {}, [], ""
+    def __init__(self, snnk, done):
+        self.snnk, self.done, self.names, self.servers, self.said = snnk, done, {}, [], ""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -107,7 +109,11 @@ class Reader:
             exec(compile("\n" * (block.line - 1) + block.text, page.name, "exec"), self.names)
             self.said = capsys.readouterr().out
         elif block.kind == "bash":
-            self.said = "".join(self._command(command, place) for command in commands(block.text))
+            self.said = ""
+            for command in commands(block.text):
+                if command not in self.done or command.startswith(SERVER):
+                    self.done[command] = self._command(command, place)
+                self.said += self.done[command]
 
     def _command(self, command, place):
         if command.startswith("snnk "):
