@@ -36,7 +36,7 @@ def require(*packages):
         pytest.skip("Spark needs Java")
 
 
-def python(*args, timeout=280):
+def python(*args, timeout=1200):
     """Run a script in a process of its own, as engines leave threads, sockets and settings behind."""
     done = subprocess.run(
         [sys.executable, *map(str, args)], capture_output=True, text=True, timeout=timeout, cwd=RECIPES
@@ -101,6 +101,6 @@ def test_spark_with_more_features_than_its_own_normal_equation(tmp_path):
     config = FitConfig("y", 5000, feature_map="random-fourier", bandwidth=1.0)
     pq.write_table(make_table(), tmp_path / "table.parquet", row_group_size=400)
     prepare(tmp_path / "table.parquet", config).save(tmp_path / "start.stats")
-    python(Path(__file__).parent / "engines.py", "spark", tmp_path, 2, timeout=1200)
+    python(Path(__file__).parent / "engines.py", "spark", tmp_path, 2)
     report = json.loads((tmp_path / "model" / "report.json").read_text())
     assert report["num_features"] == 5000 and report["quality"]["r2"] > 0.9
