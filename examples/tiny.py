@@ -18,7 +18,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def make(folder: Path) -> Path:
-    """A model of 64 dimensions and four layers; returns its folder."""
+    """A model of 64 dimensions and two layers; returns its folder."""
     pieces = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     pieces.normalizer, pieces.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     pieces.train_from_iterator(
@@ -30,7 +30,7 @@ def make(folder: Path) -> Path:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, model_max_length=128, **names)
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
     BertModel(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=128, **sizes)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -1,8 +1,9 @@
-"""The examples run where neither torch nor snnk can be imported."""
+"""The server runs where neither torch nor snnk can be imported, and every other example runs offline."""
 
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -131,3 +132,68 @@ def test_a_folder_without_a_graph_is_refused(alone, tmp_path):
     command = [*PYTHON, EXAMPLES / "serve.py", tmp_path, "0"]
     done = subprocess.run(command, capture_output=True, text=True, env=alone)
     assert done.returncode == 1 and "has no model.onnx: name a folder that snnk export" in done.stderr
+
+
+@pytest.fixture
+def example(tmp_path, monkeypatch, capsys):
+    """Runs an example in an empty folder; returns what it prints."""
+
+    def call(name, *args):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        monkeypatch.setattr(sys, "argv", [name, *map(str, args)])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_a_model_is_compressed_and_exported(example, quick, monkeypatch, tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    monkeypatch.setattr("snnk.hf.compression.opening.MORE_TOKENS", 1000)  # few steps of distillation
+    said = example("compress.py", "--minutes", 0.1)
+    before, after = (int(n.replace(",", "")) for n in re.search(r"([\d,]+) bytes became ([\d,]+)", said).groups())
+    assert after < 0.8 * before
+    cosines = [float(value) for value in re.findall(r"^cosine (\S+)", said, flags=re.MULTILINE)]
+    assert len(cosines) == 3 and min(cosines) > 0.9
+    assert (tmp_path / "compressed" / "onnx" / "model.onnx").is_file()
+
+
+def test_adapters_are_trained_with_trainer(example, tmp_path):
+    said = example("trainer.py", "--epochs", 1)
+    assert re.search(r"trainable params: [\d,]+ ", said)
+    assert float(re.search(r"the logits differ by (\S+)", said)[1]) < 1e-5
+    assert (tmp_path / "adapter" / "adapter_config.json").is_file()
+
+
+def test_messages_have_other_phrases_to_predict(example, tmp_path):
+    example("messages.py")
+    train = (tmp_path / "train.tsv").read_text().splitlines()[1:]
+    rows = (tmp_path / "rows.csv").read_text().splitlines()[1:]
+    assert (len(train), len(rows)) == (480, 40) and len(set(train)) == 480
+    assert {line.split("\t")[1] for line in train} == {line.rpartition(",")[2] for line in rows}
+    assert (tmp_path / "texts.txt").read_text().splitlines() == [line.split("\t")[0] for line in train]
+    assert not any(line.split("\t")[0] in row for line in train for row in rows)
+
+
+def test_a_table_is_fitted_in_one_part_and_in_two(example, tmp_path):
+    pytest.importorskip("sklearn")
+    said = example("fit_table.py")
+    accuracy = float(re.search(r"169 predictions, accuracy (\S+),", said)[1])
+    same = int(re.search(r"the same class for (\d+) of 169 rows", said)[1])
+    assert accuracy > 0.9 and same >= 168  # sums of float32 blocks differ in rounding
+    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 170
+
+
+def test_a_layer_is_estimated(example):
+    said = example("estimate_layer.py")
+    error, predicted = map(float, re.search(r"error (\S+), predicted (\S+)", said).groups())
+    assert 0.5 < error / predicted < 2
+    assert float(re.search(r"the error is (\S+) of the variance", said)[1]) < 0.05
+
+
+def test_every_example_has_a_test():
+    names = {path.name for path in EXAMPLES.glob("*.py")} - {"tiny.py"}  # the model of two others
+    tests = "".join(path.read_text() for path in Path(__file__).parent.rglob("test_*.py"))
+    assert all(f'"{name}"' in tests for name in names), names

@@ -20,7 +20,16 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
 ROOT = Path(__file__).resolve().parent.parent
-CELLAR = ("_checkpoint", "_checks", "_deprecation", "_environment", "_io", "_text")  # drawn as one box
+CELLAR = (
+    "_checkpoint",
+    "_checks",
+    "_deprecation",
+    "_environment",
+    "_html",
+    "_io",
+    "_rows",
+    "_text",
+)  # drawn as one box
 Edges = dict[tuple[str, str], bool]  # (package, imported package) -> whether it is imported at the top of a module
 
 
