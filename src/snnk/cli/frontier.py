@@ -31,8 +31,9 @@ def command(
         str | None,
         typer.Option(
             "--for",
-            help="Also export the original and every budget, and compare these: openvino-int8, onnx-int8, openvino or "
-            "onnx. Default: int8 of the original alone, if a runtime for it is installed.",
+            help="Also export the original and every budget, and compare these: one or more of openvino-int8, "
+            "onnx-int8, openvino and onnx, separated by commas. Default: int8 of the original alone, if a runtime "
+            "for it is installed.",
             autocompletion=_options.complete(*_options.WORDS["form"]),
         ),
     ] = None,
@@ -70,6 +71,7 @@ def command(
     """Compress a model with several budgets in one run, and compare size, latency and agreement."""
     options = {name: value for name, value in locals().items() if name not in ("model", "calibration", "out")}
     options["recover"] = _options.steps(recover)
+    options["serve_as"] = None if serve_as is None else serve_as.split(",")
     try:
         options["budgets"] = [float(part) for part in budgets.split(",")]
     except ValueError:

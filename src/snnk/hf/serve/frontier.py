@@ -96,7 +96,7 @@ def frontier(
     *,
     out: str | Path,
     budgets: Sequence[float] = BUDGETS,
-    serve_as: str | None = None,
+    serve_as: str | Sequence[str] | None = None,
     rivals: bool = True,
     save: bool = False,
     length: int = 32,
@@ -119,8 +119,8 @@ def frontier(
         calibration: unlabelled inputs, as for `snnk.hf.compress`. Default: general English text.
         out: new folder for frontier.json and report.html.
         budgets: values of `keep`, the part of the parameters of blocks that stays.
-        serve_as: "openvino-int8", "onnx-int8", "openvino" or "onnx": also export the original and the model of every
-            budget, and compare these. Default: int8 of the original alone, as a rival.
+        serve_as: "openvino-int8", "onnx-int8", "openvino" or "onnx", or a list of them: also export the original and
+            the model of every budget, and compare these. Default: int8 of the original alone, as a rival.
         rivals: points to compare with, as far as their packages are installed: int8 of the original (the extra serve)
             and, for a sentence encoder, static embeddings of model2vec and wordllama.
         save: also keep the compressed models, in folders such as keep-0.33 in `out`.
@@ -155,8 +155,9 @@ def frontier(
     budgets = check_budgets(budgets)
     _checks.positive_int(length, "length")
     _checks.positive_int(threads, "threads")
-    if serve_as is not None:
-        check_form(serve_as)
+    forms = [serve_as] if isinstance(serve_as, str) else list(dict.fromkeys(serve_as or ()))
+    for form in forms:
+        check_form(form)
     settings = default_settings() | {
         "layers": layers,
         "blocks": blocks,
@@ -181,14 +182,12 @@ def frontier(
             for keep in budgets
         }
         prepared = prepare(opened, calibration, say)
-        if serve_as is not None:
-            _of_int8(prepared, serve_as)  # too few inputs fail before there is a checkpoint
+        for form in forms:
+            _of_int8(prepared, form)  # too few inputs fail before there is a checkpoint
         done = _begin(work, prepared, say)
-        if serve_as is not None:
-            progress(f"exporting to {serve_as}", 0, 1)
-            _graph(
-                prepared, prepared.network, work / f"original-{serve_as}", serve_as
-            )  # an error comes before the work
+        for i, form in enumerate(forms):
+            progress(f"exporting to {form}", i, len(forms))
+            _graph(prepared, prepared.network, work / f"original-{form}", form)  # an error comes before the work
         choices: Choices | None = None
         if set(budgets) - set(done) and chosen_jointly(prepared.settings):
             progress("measuring choices for all budgets", 0, len(budgets))
@@ -209,7 +208,7 @@ def frontier(
                 choices=choices,
                 original=prepared.network,
             )
-        found = _measured(prepared, budgets, work, serve_as, rivals, save, length, threads, say, progress)
+        found = _measured(prepared, budgets, work, forms, rivals, save, length, threads, say, progress)
         with _io.new_folder(out) as temporary:
             _io.write_json(temporary / "frontier.json", found)
             (temporary / "report.html").write_text(html(found), encoding="utf-8")
@@ -296,7 +295,7 @@ def _measured(
     prepared: Prepared,
     budgets: Sequence[float],
     work: Path,
-    serve_as: str | None,
+    forms: Sequence[str],
     rivals: bool,
     save: bool,
     length: int,
@@ -328,15 +327,15 @@ def _measured(
         points.append(_torch(f"keep {keep:g}", keep, network, report["held_out"]))
         points[-1].folder = name_of(keep) if save else None
     own = list(zip(points, models, strict=True))
-    forms = [] if serve_as is None else [(serve_as, own)]
-    forms += [(form, own[:1]) for form in _installed()[:1] if rivals and form != serve_as]
-    for form, chosen in forms:
+    exported = [(form, own) for form in forms]
+    exported += [(form, own[:1]) for form in _installed()[:1] if rivals and form not in forms]
+    for form, chosen in exported:
         for i, (point, network) in enumerate(chosen):
             progress(f"exporting to {form}", i, len(chosen))
             try:
                 points.append(_served(prepared, point, network, work, form, threads))
             except Exception as error:  # of another package
-                if form == serve_as:
+                if form in forms:
                     raise
                 say(f"note: there is no point of {form} to compare with: {error}")
                 break
@@ -376,7 +375,7 @@ def _measured(
             **prepared.settings,
             "keep": None,
             "budgets": list(budgets),
-            "serve_as": serve_as,
+            "serve_as": ",".join(forms) or None,
             "length": length,
             "threads": threads,
         },
