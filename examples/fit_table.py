@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sklearn.datasets import load_breast_cancer
 
-from snnk.tabular import FitConfig, TableModel, fit, merge, prepare
+from snnk.tabular import FitConfig, Part, TableModel, fit, merge, prepare
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 table = load_breast_cancer(as_frame=True).frame.sample(frac=1, random_state=0)
@@ -25,8 +25,8 @@ print(f"{found.rows} predictions, " + ", ".join(f"{name} {value:.4f}" for name, 
 
 # The same in two parts: a start that all parts share, sums that add, one solution.
 start = prepare(folder / "train.csv", config)
-parts = [start.part().read(folder / f"{name}.csv") for name in ("one", "two")]
-both, _ = merge(parts).solve()
+merge([Part(start).read(folder / f"{name}.csv") for name in ("one", "two")]).save_model(folder / "both")
+both = TableModel.load(folder / "both")
 classes = [[name for names, _ in m.predict(folder / "test.csv") for name in names] for m in (one, both)]
 same = sum(a == b for a, b in zip(*classes, strict=True))
 print(f"the model of two parts predicts the same class for {same} of {found.rows} rows")
