@@ -60,7 +60,8 @@ def test_jacobian_of_each_map(make):
 
 
 def test_every_jacobian_is_tested():
-    assert {type(make()) for make in MAPS.values()} == set(CLASSES.values())
+    own = {cls for cls in CLASSES.values() if cls.__module__.startswith("snnk.maps.")}  # not those of tables
+    assert {type(make()) for make in MAPS.values()} == own
 
 
 def test_jacobian_of_a_deep_bundle_and_without_autograd(trained):

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pytest
 import torch
 
-from snnk.tabular import FitConfig, TableModel, fit
+from snnk.tabular import FitConfig, Part, TableModel, fit, merge, prepare
 from snnk.tabular.codes import FOLDS, GROUPS, SLOTS, Codes, Tally, Target, rates, row_folds, text_hashes
 from snnk.tabular.columns import Columns
-from snnk.tabular.parts import merge, prepare
 from snnk.tabular.scan import Scan
 from snnk.tabular.source import Table
 
@@ -120,7 +119,7 @@ def test_columns_and_rows_do_not_depend_on_who_read_them(target):
 def test_parts_and_models_in_files(tmp_path):
     table, config = make_table(2000, 1.0, "two classes"), replace(CONFIG, lam=0.01, block_dtype="float64")
     start = prepare(table, config)
-    model, _ = merge([start.part().read(table[:700]), start.part().read(table[700:])]).solve()
+    model, _ = merge([Part(start).read(table[:700]), Part(start).read(table[700:])]).solve()
     assert start.from_dict(start.to_dict()).columns == start.columns
     fit(table, tmp_path / "m", config)
     loaded = TableModel.load(tmp_path / "m")

@@ -50,7 +50,7 @@ def check_uniform(counts):
 
 def test_the_hash_is_splitmix64():
     states = np.array([0, 1, 12345, 2**63, 2**64 - 1], dtype=np.uint64)
-    assert sample._mix(states).tolist() == [splitmix64(int(state)) >> 1 for state in states]
+    assert sample.mix(states).tolist() == [splitmix64(int(state)) >> 1 for state in states]
     assert splitmix64(0) == 0xE220A8397B1DCDAF  # the first number of the seed 0 in the reference implementation
 
 

@@ -35,12 +35,14 @@ def test_starts_from_psi_of_the_pretrained_layer():
 def test_uptraining_with_accelerate(tmp_path):
     """Replace, train with labels, bundle, save, load: as in the README."""
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
     model = make("bert", hf.AutoModelForSequenceClassification, num_labels=2)
     replace_ffn_(model, "all", num_features=8)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, 40, (64, 7), generator=generator)
     labels = (ids[:, 1:] > 20).float().mean(1).gt(0.5).long()
+    AcceleratorState._reset_state()  # it would keep the precision of an earlier training in this process
     accelerator = Accelerator(cpu=True)
     model, adam = accelerator.prepare(model.train(), torch.optim.AdamW(model.parameters(), lr=3e-3))
     start = find_ffns(model)[0].slot("up").weight.detach().clone()
