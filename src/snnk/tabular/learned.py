@@ -41,11 +41,12 @@ STEPS_PER_EPOCH = 32  # at least, with few rows
 VISITS, EPOCHS = 800_000, (2, 20)  # rows that a training sees, and the bounds of the number of epochs
 FEWEST = 20  # with fewer rows, features are drawn, not learnt
 FEW_ROWS = 50_000  # with fewer rows, validation rows choose among several ways
-VALIDATION, MOST_VALIDATION = 0.1, 20_000
+VALIDATION, MOST_VALIDATION = 0.1, 20_000  # share and number of rows that choose
+MORE_VALIDATION, ENOUGH = 0.25, 500  # the share if a tenth is fewer than these rows
 WARMUP, BETAS = 0.15, (0.9, 0.98)
 # (learning rate, weight decay): the first is for many rows, the others are gentler
 STRENGTHS = ((1e-2, 0.0), (3e-3, 0.1), (1e-3, 1.0))
-BANDWIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
+BANDWIDTHS = (1 / 16, 0.25, 0.5, 1.0, 2.0, 4.0)  # features of the first are almost linear
 BANDWIDTH_ROWS = 20_000  # of which the bandwidth of random features is chosen
 
 Progress = Callable[[int, int], None]  # steps done, steps in all
@@ -186,7 +187,7 @@ def learn(
 ) -> FeatureMap:
     """The feature map that suits rows x (n, d) with targets y (n, t) best: learnt, or random Fourier features.
 
-    Nothing is fitted to the last tenth of the rows, which chooses; give rows in random order.
+    Nothing is fitted to the last tenth of the rows (a quarter of few), which chooses; give rows in random order.
 
     Args:
         x: standardised inputs, float32.
@@ -205,7 +206,7 @@ def learn(
         return _random(x.shape[1], num_features, 1.0, seed)
     x, y = x.float(), (y if classes else (y - y.mean(0)) / y.std(0).clamp_min(1e-30)).float()
     weight = torch.ones(n) if weight is None else (weight / weight.mean()).float()
-    held = min(max(round(VALIDATION * n), 1), MOST_VALIDATION)
+    held = min(max(round(VALIDATION * n), min(round(MORE_VALIDATION * n), ENOUGH)), MOST_VALIDATION)
     rows = _Rows(x[:-held], y[:-held], weight[:-held])
     left = _Rows(x[-held:], y[-held:], weight[-held:])
     few = len(rows.x) < FEW_ROWS
