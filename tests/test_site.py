@@ -106,5 +106,11 @@ def test_pages_fit_the_window(site, tmp_path, name, width):
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Forbids a page to load anything from elsewhere, so that every attempt is a message on the console."""
+
+    def end_headers(self):
+        self.send_header("Content-Security-Policy", "default-src 'self' 'unsafe-inline' data: blob:")
+        super().end_headers()
+
     def log_message(self, *args):
         """Write nothing per request."""
