@@ -8,7 +8,7 @@ import pyarrow.csv
 import pytest
 import torch
 
-from snnk.tabular import TableModel, fit
+from snnk.tabular import FitConfig, TableModel, fit
 from snnk.tabular.delimited import find_not_utf8, read_header
 from snnk.tabular.source import Table
 
@@ -103,3 +103,25 @@ def test_duplicate_names_at_predict(tmp_path):
     path.write_text("x,x,z,z\n1,2,3,4\n")
     with pytest.raises(ValueError, match=r"t.csv has several columns with the name 'x', 'z'; rename all but one"):
         TableModel.load(tmp_path / "m").write_predictions(path, tmp_path / "p.csv")
+
+
+@pytest.mark.parametrize("row", [0, 70, 99])
+def test_a_text_among_numbers_is_named_by_its_row(row, tmp_path):
+    """pyarrow makes texts of the whole column: without a word, its numbers would become categories."""
+    values = [f"{0.5 * i}" for i in range(100)]
+    values[row] = "12 km"
+    path = tmp_path / "t.csv"
+    path.write_text("a,y\n" + "".join(f"{value},{i}\n" for i, value in enumerate(values)))
+    with pytest.raises(ValueError, match=rf"column 'a' has '12 km' at row {row} of t.csv.*, and numbers in 99 rows"):
+        fit(path, tmp_path / "m", FitConfig("y", 16))
+    path.write_text(path.read_text().replace("12 km", ""))  # the advice
+    fit(path, tmp_path / "m", FitConfig("y", 16, missing="drop"))
+
+
+def test_codes_with_a_letter_stay_categories(tmp_path):
+    """Few different values are categories, and so are texts that are seldom numbers."""
+    path = tmp_path / "t.csv"
+    lines = [f"{'X' if i == 50 else i % 7},{'n' if i % 3 else ''}{i % 30},{i}" for i in range(100)]
+    path.write_text("\n".join(["code,name,y", *lines]) + "\n")
+    fit(path, tmp_path / "m", FitConfig("y", 16, task="regression"))
+    assert [column.kind for column in TableModel.load(tmp_path / "m").columns.inputs] == ["category"] * 2

@@ -58,6 +58,8 @@ PARTS = {"day": 1440, "week": 7, "year": 12}  # of a cycle; times in one of them
 SECONDS = "seconds"  # the first and the last time of a column
 FEW_CLASSES = 20  # a target with at most this number of different integers is taken for classes
 GRID = 1 << 20  # means are rounded to this part of a standard deviation
+NUMBER = r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?\s*$"
+SPOILED = 0.9  # share of numbers above which a column of texts is one of numbers that was spoiled
 WHOLE = 2**53  # above it, float64 does not have every whole number
 
 
@@ -101,6 +103,10 @@ class Statistics:
     sizes: Array = field(default_factory=lambda: count_sizes(np.zeros(0)))
     largest: tuple[float, Place] | None = None  # minus the largest absolute value, and its first place
     parts: dict[str, tuple[float, float]] = field(default_factory=dict)  # first and last part of each cycle of times
+    guessed: bool = False  # whether pyarrow guessed the type: one text makes texts of all numbers of a CSV file
+    texts: int = 0  # number of texts of such a column
+    numbers: int = 0  # how many of them are numbers
+    first_text: tuple[Place, str] | None = None  # and the first that is none
 
     @property
     def category(self) -> bool:
@@ -134,6 +140,8 @@ class Statistics:
         elif self.category:
             text = as_text(data, name, place.label)
             bad = pc.is_null(text).to_numpy(zero_copy_only=False)
+            if self.guessed:
+                self._note_spoiled(text, place)
             if not self.countless:
                 self.values |= set(pc.unique(text.drop_null())[: 2 * MOST_CLASSES].to_pylist())
         else:
@@ -142,6 +150,27 @@ class Statistics:
             self.first_missing = place._replace(row=place.row + int(bad.argmax()))
         self.missing += int(bad.sum())
         return bad
+
+    def _note_spoiled(self, text: pa.Array, place: Place) -> None:
+        """Count the texts that are numbers, and keep the first that is none."""
+        import pyarrow.compute as pc
+
+        number = pc.fill_null(pc.match_substring_regex(text, NUMBER), True).to_numpy(zero_copy_only=False)
+        self.numbers += int(number.sum()) - text.null_count
+        self.texts += len(text) - text.null_count
+        if not number.all():
+            row = int(number.argmin())
+            found = place._replace(row=place.row + row), text[row].as_py()
+            self.first_text = min(self.first_text or found, found)
+
+    def refuse_spoiled(self, name: str) -> None:
+        """Refuse texts of a CSV file that are different numbers, but for a few."""
+        if self.first_text and len(self.values) > FEW_CLASSES and self.numbers >= SPOILED * self.texts:
+            place, value = self.first_text
+            raise ValueError(
+                f"column {name!r} has {value[:40]!r} at {place}, and numbers in {self.numbers:,} rows; correct it, "
+                "empty the cell, or leave the column out with drop. If it is a category, convert the file to Parquet"
+            )
 
     def _add_numbers(self, data: pa.Array, name: str, place: Place) -> Array:
         import pyarrow.compute as pc
@@ -225,6 +254,9 @@ class Statistics:
         self.coarse |= other.coarse
         self.first_missing = min((p for p in (self.first_missing, other.first_missing) if p), default=None)
         self.missing += other.missing
+        self.texts += other.texts
+        self.numbers += other.numbers
+        self.first_text = min((f for f in (self.first_text, other.first_text) if f), default=None)
 
     def column(self, name: str) -> Column:
         """The column of these numbers or times, with its mean and scale rounded."""
@@ -313,7 +345,7 @@ class Scan:
                     f"the target {target!r} of {table.source} is {column.type}, and only numbers and classes can be "
                     "predicted; make it a number, such as the hours since a fixed time"
                 )
-            statistics[column.name] = Statistics(kind)
+            statistics[column.name] = Statistics(kind, guessed=table.format == "csv")
         if len(statistics) < 2:
             raise ValueError(f"no input columns are left beside the target {target!r}")
         return cls(target, statistics, {n: Tally() for n, s in statistics.items() if s.category and n != target})
@@ -409,6 +441,8 @@ class Scan:
         if bad and (missing == "raise" or (missing == "mean" and self.target in bad)):
             place, name = min((s.first_missing, name) for name, s in self.statistics.items() if s.first_missing)
             raise ValueError(missing_message(bad, f"{place}, column {name!r}"))
+        for name, found in self.statistics.items():
+            found.refuse_spoiled(name)
         classes = self._has_classes(task)
         target = self.statistics[self.target]
         if classes and len(target.values) < 2:
