@@ -116,6 +116,12 @@ def test_columns_and_rows_do_not_depend_on_who_read_them(target):
     assert len(pairs) > 2 * len(set(table["k"].to_pylist()))  # codes differ within a category, by fold
 
 
+def test_an_identifier_is_not_used_and_named(tmp_path):
+    table = pa.table({"id": [f"n{i}" for i in range(2000)], "a": np.arange(2000.0), "y": np.arange(2000.0)})
+    report = fit(table, tmp_path / "m", replace(CONFIG, target="y", task="regression"))
+    assert [text for text in report["quality"]["warnings"] if text.startswith("Not used: 'id'. ")]
+
+
 def test_parts_and_models_in_files(tmp_path):
     table, config = make_table(2000, 1.0, "two classes"), replace(CONFIG, lam=0.01, block_dtype="float64")
     start = prepare(table, config)

@@ -21,7 +21,7 @@ from snnk.tabular.calibration import BOUNDS, PlattScaling, expected_calibration_
 from snnk.tabular.scaling import LARGEST, Array, standardise
 
 if TYPE_CHECKING:
-    from snnk.tabular.columns import Column
+    from snnk.tabular.columns import Column, Columns
     from snnk.tabular.model import TableModel
 
 FEWEST = 20  # number of held-out rows for any figure
@@ -102,7 +102,7 @@ def assess(model_without: TableModel, x: Tensor, y: Tensor) -> tuple[PlattScalin
     """
     target = model_without.columns.target
     task = "regression" if target.categories is None else "classification"
-    found: dict[str, Any] = {"task": task, "rows": len(x), "warnings": []}
+    found: dict[str, Any] = {"task": task, "rows": len(x), "warnings": _unused(model_without.columns)}
     if len(x) < FEWEST:
         found["warnings"].append(
             f"Only {len(x)} rows were held out, and figures need at least {FEWEST}: fit to more rows, of which about a "
@@ -127,6 +127,18 @@ def assess(model_without: TableModel, x: Tensor, y: Tensor) -> tuple[PlattScalin
         found["warnings"] += _imbalance(found, p.argmax(1), labels, target.categories)
     found["importances"] = _importances(replace(model_without, calibration=calibration), x, y)
     return calibration, found
+
+
+def _unused(columns: Columns) -> list[str]:
+    """A sentence on the columns that are no inputs: identifiers, and categories without a value."""
+    names = [repr(column.name) for column in columns.inputs if not column.width]
+    if not names:
+        return []
+    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    return [
+        f"Not used: {', '.join(names[:5])}{more}. Almost every row has a category of its own there, or none; such a "
+        "column is an identifier, from which nothing follows for other rows."
+    ]
 
 
 def cross_fitted(scores: Tensor, labels: Tensor) -> Tensor:
