@@ -6,12 +6,13 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from sklearn import metrics
 from sklearn.inspection import permutation_importance
 
-from snnk.tabular import TableModel, quality
+from snnk.tabular import FitConfig, TableModel, fit, quality
 from snnk.tabular.quality import ALWAYS, FEWEST, assess, check_quality, cross_fitted
 
 from helpers.tables import make_classes, make_table, split_fit
@@ -323,3 +324,21 @@ def test_figures_of_another_task_are_refused(numbers):
     assert check_quality(found) is found
     with pytest.raises(ValueError, match="the quality must have task, rows, warnings, accuracy"):
         check_quality(found | {"task": "classification"})
+
+
+@pytest.mark.parametrize("values", [5, 300])
+def test_tables_with_few_different_inputs_have_no_figures_of_a_part_of_them(values, tmp_path):
+    """All rows of an input are held out or none, so that five by five inputs give no fair sample, and are not used."""
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, values, 60_000), rng.integers(0, 5, 60_000)
+    y = rng.random(60_000) < np.where((a + b) % 2, 0.7, 0.3)
+    table = pa.table({"a": a.astype(float), "b": b.astype(float), "y": np.where(y, "yes", "no")})
+    report = fit(table, tmp_path / "m", FitConfig("y", 32, feature_map="random-fourier", bandwidth=1.0))
+    model, figures = TableModel.load(tmp_path / "m"), report["quality"]
+    x, target, _ = model.columns.encode(table.combine_chunks().to_batches()[0], "t")
+    if values == 5:
+        assert model.calibration is None and "different inputs were held out" in figures["warnings"][0]
+    else:
+        right = float((model.outputs(x).argmax(1) == target.argmax(1)).double().mean())
+        assert figures["accuracy"] == pytest.approx(right, abs=0.05)
+    assert float(model.probabilities(x)[:, 1].mean()) == pytest.approx(float(target[:, 1].mean()), abs=0.03)

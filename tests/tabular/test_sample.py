@@ -160,6 +160,19 @@ def test_held_rows_are_those_of_the_least_hashes(monkeypatch, most):
     assert same(Held.of(found.tensors()), found)
 
 
+def test_rows_with_equal_inputs_are_held_together(monkeypatch):
+    """The last of too many inputs has some rows only, chosen by their targets; it does not count."""
+    monkeypatch.setattr(sample, "MOST_HELD", 40)
+    x = torch.arange(200.0)[:, None].repeat_interleave(7, 0)
+    y = torch.arange(1400.0).double()[:, None]
+    found = Held.empty(1, 1).add(x, y)
+    held = found.whole()
+    assert len(found.x) == 40 and held.inputs == 5 and held.x.unique(return_counts=True)[1].tolist() == [7] * 5
+    assert Held.empty(1, 1).add(x[:70], y[:70]).whole().inputs == len(
+        x[:70][is_reserved(content_hash(x[:70]))].unique()
+    )
+
+
 @pytest.mark.parametrize("most", [60, 4096])
 @pytest.mark.parametrize("copies", [1, 8], ids=["different", "equal inputs"])
 def test_held_rows_do_not_depend_on_who_reads_what(monkeypatch, most, copies):

@@ -368,7 +368,8 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
     def _calibrate(self, stats: RidgeStats, alpha: float) -> PlattScaling:
         """The calibration on held rows, with scores from the sums without them."""
         k = len(self.classes_)
-        hashes, x, both = self._held.tensors()
+        held = self._held.whole()
+        hashes, x, both = held.tensors()
         y, weight, factor = both[:, :k], both[:, k].numpy(), both[:, k + 1].numpy()
         label = y.argmax(1).numpy()
         order = np.lexsort((label, hashes.numpy()))
@@ -379,7 +380,7 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
         rows, weights = repeat_rows(order, weight, factor, MOST_REPEATED if self._whole else 0)
         total = self._count if self._whole else float(stats.rows.sum())
         parts = np.array_split(np.arange(len(rows)), FOLDS if len(rows) * 2 * FOLDS > total else 1)
-        if len(rows) < FEWEST:
+        if held.inputs < FEWEST or len(rows) < FEWEST:
             return PlattScaling(1.0 if self.discriminant else TANGENT, (0.0,) * k)
         scores = torch.empty(len(rows), k, dtype=torch.float64)
         for part in parts:

@@ -163,9 +163,10 @@ class Part:
             raise ValueError("there are no rows to fit; add some")
         solution = self.stats.solve(config.lam)
         model = self._model(solution)
-        enough = len(self.held.x) >= FEWEST
-        without = self._model((self.stats - self._held_sums()).solve(solution.lam)) if enough else model
-        calibration, quality = assess(without, self.held.x, self.held.y)
+        held = self.held.whole()
+        enough = held.inputs >= FEWEST
+        without = self._model((self.stats - self._sums_of(held)).solve(solution.lam)) if enough else model
+        calibration, quality = assess(without, held.x, held.y)
         quality["warnings"] += [
             f"{number:,} values of {name!r} are not among those of the start and count as no category. A start from "
             "more rows has more of them."
@@ -206,11 +207,9 @@ class Part:
         bias = solution.bias.cpu() + target.mean / target.scale  # the mean of a category is 0
         return TableModel(start.columns, start.feature_map.cpu(), solution.weight.cpu(), bias, start.config)
 
-    def _held_sums(self) -> RidgeStats:
+    def _sums_of(self, held: Held) -> RidgeStats:
         """The sums of the rows for the assessment."""
-        held = Part(self.start, self.stats.sums.device)
-        held.add(self.held.x, self.held.y)
-        return held.stats
+        return Part(self.start, self.stats.sums.device).add(held.x, held.y).stats
 
     def tensors(self) -> dict[str, Tensor]:
         """The sums and the held rows."""

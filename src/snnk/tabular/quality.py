@@ -18,6 +18,7 @@ from torch import Tensor
 
 from snnk import _checks
 from snnk.tabular.calibration import BOUNDS, PlattScaling, expected_calibration_error, log_loss, roc_auc
+from snnk.tabular.sample import content_hash
 from snnk.tabular.scaling import LARGEST, Array, standardise
 
 if TYPE_CHECKING:
@@ -103,10 +104,11 @@ def assess(model_without: TableModel, x: Tensor, y: Tensor) -> tuple[PlattScalin
     target = model_without.columns.target
     task = "regression" if target.categories is None else "classification"
     found: dict[str, Any] = {"task": task, "rows": len(x), "warnings": _unused(model_without.columns)}
-    if len(x) < FEWEST:
+    if (inputs := len(content_hash(x).unique())) < FEWEST:
+        different = f" with {inputs} different inputs" if inputs < len(x) else ""
         found["warnings"].append(
-            f"Only {len(x)} rows were held out, and figures need at least {FEWEST}: fit to more rows, of which about a "
-            "tenth are held out, or measure the model with snnk predict on rows that it was not fitted to."
+            f"Only {len(x)} rows{different} were held out, and figures need at least {FEWEST}: fit to more rows, of "
+            "which about a tenth are held out, or measure the model with snnk predict on rows that it has not seen."
         )
         return None, found
     if target.categories is not None and target.width < 2:

@@ -151,6 +151,21 @@ class Held:
         order = order[hashes[order].argsort(stable=True)][: self.most]
         return Held(hashes[order], x[order], y[order])
 
+    def whole(self) -> Held:
+        """Without the inputs of which some rows are not here: if these are as many as there may be, the last ones.
+
+        Rows with equal inputs are held together or not at all. Some of them would have targets by their order.
+        """
+        if len(self.hashes) < self.most:
+            return self
+        kept = self.hashes < self.hashes[-1]
+        return Held(*(tensor[kept] for tensor in self.tensors()))
+
+    @property
+    def inputs(self) -> int:
+        """Number of different inputs."""
+        return len(self.hashes.unique())
+
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.hashes, self.x, self.y
 
