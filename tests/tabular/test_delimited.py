@@ -8,7 +8,7 @@ import pyarrow.csv
 import pytest
 import torch
 
-from snnk.tabular import FitConfig, TableModel, fit
+from snnk.tabular import FitConfig, Part, TableModel, fit, prepare
 from snnk.tabular.delimited import find_not_utf8, read_header
 from snnk.tabular.source import Table
 
@@ -125,3 +125,24 @@ def test_codes_with_a_letter_stay_categories(tmp_path):
     path.write_text("\n".join(["code,name,y", *lines]) + "\n")
     fit(path, tmp_path / "m", FitConfig("y", 16, task="regression"))
     assert [column.kind for column in TableModel.load(tmp_path / "m").columns.inputs] == ["category"] * 2
+
+
+def test_texts_of_the_training_stay_texts_in_other_files(tmp_path):
+    """A file that has only those that look like numbers or flags is read like the whole one."""
+    zips, flags = ["01234", "05678", "AB123"], ["true", "false", "unknown"]
+    rows = [f"{zips[i % 3]},{flags[i // 3 % 3]},{flags[i % 3]}" for i in range(300)]
+    some = [row for row in rows if "AB123" not in row and "unknown" not in row]
+    for name, lines in (("train", rows), ("some", some)):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["zip,flag,y", *lines]) + "\n")
+    config = FitConfig("y", 16, feature_map="random-fourier", bandwidth=1.0)
+    fit(tmp_path / "train.csv", tmp_path / "m", config)
+    found = TableModel.load(tmp_path / "m").write_predictions(tmp_path / "some.csv", tmp_path / "p.csv")
+    assert found.rows == len(some) > 0 and found.unseen == {} and found.score["accuracy"] == 1
+    part = Part(prepare(tmp_path / "train.csv", config)).read(tmp_path / "some.csv")
+    assert part.rows == len(some) and not any(part.unseen.values())
+
+
+def test_decimal_commas_between_quotes(tmp_path):
+    (tmp_path / "t.csv").write_text("a;y\n" + "".join(f'"{i},50";"{2 * i},25"\n' for i in range(60)))
+    report = fit(tmp_path / "t.csv", tmp_path / "m", FitConfig("y", 16))
+    assert report["task"] == "regression" and TableModel.load(tmp_path / "m").columns.inputs[0].kind == "number"

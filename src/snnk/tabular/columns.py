@@ -165,6 +165,13 @@ class Columns:
         return [name for column in self.inputs for name in column.names(self.target.categories)]
 
     @property
+    def texts(self) -> list[str]:
+        """Names of the columns that are texts. Another CSV file may look as if they were numbers or flags."""
+        texts = [column.name for column in self.inputs if column.kind == "category"]
+        named = any(not name.lstrip("-").isdigit() for name in self.target.categories or ())
+        return [*texts, self.target.name] if named else texts
+
+    @property
     def norm(self) -> float:
         """A typical length of encoded rows: numbers have mean square 1, and one-hot categories have length 1."""
         return math.sqrt(len(self.inputs))

@@ -48,7 +48,8 @@ def read_header(path: Path) -> Header:
     line = re.split(r"[\r\n]", re.sub(r'"[^"]*"', "", text), maxsplit=1)[0]
     own = "\t" if ".tsv" in path.name.lower() else ","
     delimiter = max((own, *DELIMITERS), key=line.count)  # of equal counts, the first
-    has = {mark: re.search(rf"[{delimiter}\n][-+]?\d+[{mark}]\d+[{delimiter}\r\n]", text) for mark in ",."}
+    number = r'[-+]?\d+[{}]\d+"?'
+    has = {mark: re.search(rf'[{delimiter}\n]"?{number.format(mark)}[{delimiter}\r\n]', text) for mark in ",."}
     decimal = "," if delimiter != "," and has[","] and not has["."] else "."
     return Header(next(csv.reader(io.StringIO(text), delimiter=delimiter), []), delimiter, decimal)
 

@@ -149,7 +149,9 @@ class TableModel:
             source: a file or folder, a frame, record batches, or a callable that returns some; see `snnk.tabular.fit`.
             missing: the policy for missing values; by default that of the fit.
         """
-        for part in self._predict(Table(source), [c.name for c in self.columns.inputs], missing):
+        for part in self._predict(
+            Table(source, text=self.columns.texts), [c.name for c in self.columns.inputs], missing
+        ):
             yield self._named(part), part.keep
 
     def write_predictions(
@@ -181,7 +183,7 @@ class TableModel:
         path, target, keys = Path(path), self.columns.target, _rows.key_names(key)
         _rows.check_output(path)
         own = [c.name for c in (*self.columns.inputs, target)]
-        table = Table(source, text=[name for name in keys if name not in own])
+        table = Table(source, text=[*self.columns.texts, *(name for name in keys if name not in own)])
         absent = [name for name in keys if name not in table.names]
         if absent:
             raise ValueError(_absent(absent, table))
@@ -437,7 +439,7 @@ class _Score:
         if self.target.categories is None:
             variation = squares - total**2 / n
             rmse = math.sqrt(loss / n) * self.target.scale
-            return {"R2": 1 - loss / variation if variation else 0.0, "RMSE": rmse}
+            return {"R2": float(1 - loss / variation) if variation else 0.0, "RMSE": rmse}
         found = {"accuracy": float(loss / n)}
         areas = [area for others, own in self.counts if (area := _area(others, own)) is not None]
         if areas:

@@ -118,7 +118,7 @@ class Part:
                 return self
             rest = chain([first], source)
             return self.read(lambda: rest, name=name, progress=progress)
-        table, columns = Table(source), self.start.columns
+        table, columns = Table(source, text=self.start.columns.texts), self.start.columns
         names = [c.name for c in (*columns.inputs, columns.target)]
         absent = [column for column in names if column not in table.names]
         if absent:

@@ -138,8 +138,8 @@ def _unused(columns: Columns) -> list[str]:
         return []
     more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
     return [
-        f"Not used: {', '.join(names[:5])}{more}. Almost every row has a category of its own there, or none; such a "
-        "column is an identifier, from which nothing follows for other rows."
+        f"Not used: {', '.join(names[:5])}{more}. Almost every row has a category of its own there, or none, or the "
+        "other columns follow from it: it looks like an identifier, from which nothing follows for other rows."
     ]
 
 
