@@ -49,7 +49,8 @@ def run(out, kill_at):
 
     sys.addaudithook(hook)
     try:
-        fit(source, out, FitConfig("y", 8, block_dtype="float64", lam=1e-2), checkpoint_seconds=0)
+        config = FitConfig("y", 8, feature_map="random-fourier", bandwidth=1.0, block_dtype="float64", lam=1e-2)
+        fit(source, out, config, checkpoint_seconds=0)
     except ValueError as error:
         if "holds a model already" not in str(error):
             print(error, file=sys.stderr)
