@@ -596,3 +596,15 @@ def test_a_constant_of_any_size_takes_nothing_from_the_others():
 def test_too_many_features_fail_before_they_are_drawn():
     with pytest.raises(MemoryError, match="sums of 1000000000 features need"):
         SNNKRegressor(10**9).fit(*data(20))
+
+
+@pytest.mark.parametrize("order", ["sorted", "reversed"])
+def test_the_calibration_does_not_depend_on_the_order_of_equal_rows(order):
+    """900 inputs with about 50 rows each: an input of which only the first rows were held would have one class."""
+    rng = np.random.default_rng(0)
+    X = rng.integers(0, 30, (45_000, 2)).astype(float)
+    y = (rng.random(45_000) < np.where(X.sum(1) > 29, 0.7, 0.3)).astype(int)
+    rows = np.argsort(y, kind="stable")[:: 1 if order == "sorted" else -1]
+    options = {"feature_map": "random-fourier", "bandwidth": 1.0, "alpha": 1.0, "random_state": 0}
+    one, two = (SNNKClassifier(32, **options).fit(X[i], y[i]).predict_proba(X[:500]) for i in (slice(None), rows))
+    np.testing.assert_allclose(one, two, atol=1e-6)

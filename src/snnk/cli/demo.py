@@ -37,7 +37,7 @@ def command(
         "demo"
     ),
 ) -> None:
-    """Download a real model, all-MiniLM-L6-v2, compress and export it, and compare all forms: three minutes."""
+    """Download a real model, all-MiniLM-L6-v2, compress and export it, and compare all forms."""
     _io.check_out(out, new=False)
     _options.require("transformers", extra="hf")
     original, compared, served = out / "all-MiniLM-L6-v2", out / "compared", out / "served"
