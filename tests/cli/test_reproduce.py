@@ -52,3 +52,27 @@ def test_ctrl_c_says_how_to_go_on(run, tmp_path, monkeypatch):
 def test_reproduce_list(run):
     code, out, _ = run("reproduce", "--list")
     assert code == 0 and all(name in out for name in names())
+
+
+def test_some_tasks_and_methods(run, tmp_path, monkeypatch):
+    seen = []
+
+    def stop(config, results, source):
+        seen.append((config.tasks, config.methods))
+        raise ValueError("stopped")
+
+    adapters = load("adapters")
+    monkeypatch.setattr(adapters, "run", stop)
+    options = ["--quick", "--out", tmp_path]
+    run("reproduce", "adapters", "--methods", "lora; snnk", *options)
+    run("reproduce", "adapters", "--tasks", "cola", *options)
+    assert seen == [(("cola",), ("lora", "snnk")), (("cola",), adapters.QUICK.methods)]
+    for wrong, message in (
+        (["adapters", "--methods", "lora; lola"], "--methods takes some of snnk; snnk-relu; lora; houlsby; got lola"),
+        (["adapters", "--tasks", ";"], "--tasks takes some of cola; got none"),
+        (["pointwise", "--tasks", "cola"], "pointwise has no tasks to choose from; leave --tasks out"),
+        (["--all", "--tasks", "cola"], "--all takes no --tasks and no --methods; got cola"),
+    ):
+        code, _, err = run("reproduce", *wrong, *options)
+        assert code == 2 and message in err
+    assert len(seen) == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 GROUP = _options.MEASURE
 EXAMPLES = (
     "snnk reproduce pointwise --quick",
-    "snnk reproduce mnist --data-dir data --out results",
+    'snnk reproduce adapters --data-dir glue --methods "lora; snnk-tuned, pairs" --tasks "cola; stsb"',
 )
 RERUN = "continues with the rows that are missing"
 
@@ -49,6 +49,14 @@ def command(
         int | None,
         typer.Option(help="Number of runs, each with its own seed; --all applies it where it has a meaning.", min=1),
     ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Only these tasks, with semicolons between them; for experiments that have tasks."),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Only these methods, with semicolons between them; for experiments that have methods."),
+    ] = None,
     out: _options.Results = Path("results"),
 ) -> None:
     """Reproduce figures and tables of the paper. A run that was stopped continues with the rows that are missing."""
@@ -67,13 +75,21 @@ def command(
         raise ValueError(f"got {name!r} and --all; leave one of them out")
     if everything and model is not None:
         raise ValueError(f"--all takes no --model: {model} fits texts or images; run the experiments one by one")
+    if everything and (tasks or methods):
+        raise ValueError(f"--all takes no --tasks and no --methods; got {tasks or methods}: name an experiment")
     from snnk.experiments.lab.runs import reproduce, reproduce_all
 
     if name:
-        _show(reproduce(name, out, data_dir=data_dir, model=model, quick=quick, seeds=seeds, say=say, track=track))
+        part = {"tasks": _listed(tasks), "methods": _listed(methods)}
+        options: Any = {"data_dir": data_dir, "model": model, "quick": quick, "seeds": seeds, **part}
+        _show(reproduce(name, out, **options, say=say, track=track))
         return
     for found in reproduce_all(out, data_dir=data_dir, quick=quick, seeds=seeds, say=say, track=track):
         _show(found)
+
+
+def _listed(words: str | None) -> list[str] | None:
+    return None if words is None else [word.strip() for word in words.split(";") if word.strip()]
 
 
 def _show(found: Reproduction) -> None:

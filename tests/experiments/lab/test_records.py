@@ -50,6 +50,19 @@ def test_rows_of_other_commits_and_seeds_are_taken_over(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 1  # nothing is moved before the first row
 
 
+def test_a_run_of_some_methods_leaves_the_others_in_the_file(tmp_path):
+    @dataclass(frozen=True)
+    class Config:
+        tasks: tuple[str, ...] = ("cola", "stsb")
+        methods: tuple[str, ...] = ("lora", "full")
+
+    path = tmp_path / "rows.json"
+    Results(path, Config()).add({"method": "lora"})
+    Results(path, Config(tasks=("mrpc", "cola"), methods=("full",))).add({"method": "full"})
+    assert Stored(path).config == {"tasks": ["cola", "stsb", "mrpc"], "methods": ["lora", "full"]}
+    assert [row["method"] for row in Stored(path)] == ["lora", "full"]
+
+
 def test_rows_that_were_put_aside_come_back(tmp_path):
     """Two configurations that take turns in one file, as a run and its --quick form do, lose nothing."""
     config, other = estimate.Config(dim=4), estimate.Config(dim=5)

@@ -89,6 +89,9 @@ class Results:
         self.rows, self.environments = stored.rows, stored.environments
         if "seeds" in self.config:
             self.config["seeds"] = max(self.config["seeds"], stored.config["seeds"])
+        for part in ("tasks", "methods"):  # a run of some of them leaves the others in the file
+            if part in self.config:
+                self.config[part] = list(dict.fromkeys([*stored.config.get(part, ()), *self.config[part]]))
 
     @property
     def hash(self) -> str:

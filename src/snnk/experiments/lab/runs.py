@@ -13,10 +13,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from snnk import _io
 from snnk.experiments import Experiment, load, names
@@ -61,6 +62,8 @@ def reproduce(
     model: str | None = None,
     quick: bool = False,
     seeds: int | None = None,
+    tasks: Sequence[str] | None = None,
+    methods: Sequence[str] | None = None,
     say: Say = LOG.info,
     track: Track = all_rows,
 ) -> Reproduction:
@@ -73,6 +76,7 @@ def reproduce(
         model: folder or hub name of a pretrained model; None for the experiment's own.
         quick: run the small configuration, which takes seconds.
         seeds: number of runs, each with its own seed; None for the experiment's own number.
+        tasks, methods: run only these, in this order; None for all. The rows that are there already stay.
         say: receives messages about rows that were found.
         track: wraps the rows, to show progress.
     """
@@ -82,6 +86,7 @@ def reproduce(
         if not _takes_seeds(experiment):
             raise ValueError(f"{name} takes no --seeds: it averages over its random draws, or it has none")
         config = replace(config, seeds=seeds)
+    config = _part_of(config, name, tasks=tasks, methods=methods)
     _io.check_out(out, new=False)
     source, file, picture = Source(data_dir, model), out / f"{name}.json", out / f"{name}.png"
     with _io.locked_output(file):
@@ -139,6 +144,21 @@ def reproduce_all(
             say(f"{name} is left out: {' '.join(str(error).split())}")
     if skipped:
         raise ValueError(f"{len(skipped)} of {len(known)} were left out, for the reasons above: {', '.join(skipped)}")
+
+
+def _part_of(config: Any, name: str, **parts: Sequence[str] | None) -> Any:
+    """The configuration with only these tasks and methods; a ValueError for what the experiment does not have."""
+    for part, wanted in parts.items():
+        if wanted is None:
+            continue
+        known = getattr(config, part, None)
+        if known is None:
+            raise ValueError(f"{name} has no {part} to choose from; leave --{part} out")
+        unknown = [word for word in wanted if word not in known]
+        if unknown or not wanted:
+            raise ValueError(f"--{part} takes some of {'; '.join(known)}; got {'; '.join(unknown) or 'none'}")
+        config = replace(config, **{part: tuple(wanted)})
+    return config
 
 
 def _takes_seeds(experiment: Experiment) -> bool:
