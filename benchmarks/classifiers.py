@@ -138,7 +138,7 @@ def ours(place: Place, keep: float, work: Path, **options: Any) -> tuple[Any, di
     """The model that `snnk.hf.compress` writes, and its report."""
     with tempfile.TemporaryDirectory(dir=work) as folder:
         out = Path(folder) / "small"
-        report = compress(place.folder, place.texts, out=out, keep=keep, column=PAIR, **options)
+        report = compress(place.folder, place.texts, out=out, keep=keep, text=PAIR[0], text_pair=PAIR[1], **options)
         return AutoModelForSequenceClassification.from_pretrained(out, trust_remote_code=False).eval(), report
 
 

@@ -118,7 +118,9 @@ def drop_layers(model: Any, task: Task, keep: float) -> None:
 def ours(model: Any, task: Task, keep: float, **options: Any) -> None:
     kind = options.pop("kind", "atoms")
     batches = task.calibration if options.pop("joint", False) else None
-    compress_(model, plan(model, keep=keep, kind=kind, blocks="ffn", batches=batches), task.calibration, **options)
+    compress_(
+        model, plan(model, keep=keep, feature_map=kind, blocks="ffn", batches=batches), task.calibration, **options
+    )
 
 
 def int8(model: Any) -> Any:

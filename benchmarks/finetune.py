@@ -82,7 +82,7 @@ def contenders(name: str, config: Config, files: dict[str, str]) -> tuple[dict[s
         files["model"],
         "",
         method_name,
-        task=config.task,
+        glue=config.task,
         data_dir=files["data_dir"],
         batch_size=config.batch_size,
         pooling="model" if METHODS[method_name].own_pooler else "mean",

@@ -1,6 +1,6 @@
 """Compress a model, export it to ONNX in int8, and compare the vectors that onnxruntime returns with the original's.
 
-    python examples/compress.py [MODEL] [--texts texts.txt] [--keep 0.33] [--out compressed] [--minutes 5]
+    python examples/compress.py [MODEL] [--calibration texts.txt] [--keep 0.33] [--out compressed] [--minutes 5]
 
 Without MODEL, a small one with random weights is made; its vectors mean nothing. The result is served over HTTP by
 `python examples/serve.py compressed 8000`.
@@ -21,9 +21,9 @@ import snnk.hf
 TEXTS = ["A man is playing the guitar.", "Somebody plays an instrument.", "The weather will be fine tomorrow."]
 
 
-def main(model: str, texts: Path | None, keep: float, out: Path, minutes: float) -> None:
+def main(model: str, calibration: Path | None, keep: float, out: Path, minutes: float) -> None:
     report = snnk.hf.compress(
-        model, texts, out=out, keep=keep, recover_minutes=minutes, serve_as="onnx-int8", say=print
+        model, calibration, out=out, keep=keep, recover_minutes=minutes, to="onnx-int8", say=print
     )
     sizes = report["bytes"]
     print(f"{sizes['original']:,} bytes became {sizes['compressed']:,} in PyTorch")
@@ -48,10 +48,10 @@ def means(states: np.ndarray, mask: np.ndarray) -> np.ndarray:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="folder of a model, or its name on the hub")
-    parser.add_argument("--texts", type=Path, help="texts of the kind that the model will read, one per line")
+    parser.add_argument("--calibration", type=Path, help="texts of the kind that the model will read, one per line")
     parser.add_argument("--keep", type=float, default=0.33)
     parser.add_argument("--out", type=Path, default=Path("compressed"))
     parser.add_argument("--minutes", type=float, default=5.0, help="most minutes of distillation")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        main(args.model or str(tiny.make(Path(folder) / "tiny")), args.texts, args.keep, args.out, args.minutes)
+        main(args.model or str(tiny.make(Path(folder) / "tiny")), args.calibration, args.keep, args.out, args.minutes)

@@ -1,6 +1,6 @@
 """Serve an exported sentence encoder with mean pooling over HTTP: onnxruntime, tokenizers and numpy are all it needs.
 
-snnk export my-model-small --calibration sentences.txt --to onnx --int8 dynamic --out served
+snnk export my-model-small --calibration sentences.txt --to onnx-int8 --out served
 python examples/serve.py served 8000
 curl localhost:8000 -d '{"texts": ["A sentence.", "Another one."]}'
 """

@@ -38,7 +38,7 @@ def test_the_folder_loads_and_equals_the_model_in_memory(run, bert, texts, tmp_p
     options = ["--no-widen", "--keep", 0.5, "--refine", 2, "--recover", 0, "--out", tmp_path / "a" / "out"]
     code, out, err = run("compress", bert, "--calibration", texts, *options)
     assert code == 0 and err == "" and "encoder.layer.1" in out and "held-out error" in out and "stored MB" in out
-    assert "12 texts of texts.txt" in out and "cosine, worst of 12" in out and "--no-texts leaves them out" in out
+    assert "12 texts of texts.txt" in out and "cosine, worst of 12" in out and "--hide-texts leaves them out" in out
     folder = tmp_path / "a" / "out"
     assert {path.name for path in (tmp_path / "a").iterdir()} == {"out"}
     names = {path.name for path in folder.rglob("*")}
@@ -87,7 +87,7 @@ def test_the_folder_loads_and_equals_the_model_in_memory(run, bert, texts, tmp_p
 def test_a_head_is_kept_and_options_reach_the_plan(run, texts, tmp_path):
     model = make("BertForSequenceClassification", num_labels=3)
     folder, out = save(model, tmp_path / "head"), tmp_path / "out"
-    options = ["--layers", "1", "--blocks", "ffn", "--kind", "random-relu", "--keep", 0.8, "--recover", 2]
+    options = ["--layers", "1", "--blocks", "ffn", "--feature-map", "random-relu", "--keep", 0.8, "--recover", 2]
     code, text, _ = run("compress", folder, "--calibration", texts, *options, "--out", out)
     assert code == 0 and "same prediction" in text and "KL divergence, worst of 12" in text
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(out)
@@ -136,7 +136,7 @@ def test_models_of_pairs(run, tmp_path, labels, figure):
     folder = save(make("BertForSequenceClassification", num_labels=labels), tmp_path / "model")
     options = ["--calibration", tmp_path / "pairs.csv", "--refine", 0, "--recover", 2, "--keep", 0.5]
     args = ["compress", folder, *options, "--out", tmp_path / "out"]
-    code, out, err = run(*args, "--column", "query,passage")
+    code, out, err = run(*args, "--text", "query", "--text-pair", "passage")
     assert code == 0 and "108 pairs of pairs.csv, column 'query,passage'; held out: 12" in out, err
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["calibration"]["kind"] == "pairs" and report["calibration"]["column"] == "query,passage"
@@ -146,7 +146,9 @@ def test_models_of_pairs(run, tmp_path, labels, figure):
     assert len(held["worst"]) == 10 and all(case["text"] in shown for case in held["worst"])
     page = (tmp_path / "out" / "report.html").read_text()
     assert held["worst"][0]["text"] in page and "unlabelled pairs (pairs.csv, column query,passage)" in page
-    assert refused(run(*args[:-1], tmp_path / "no", "--column", "query,answer"), "its columns are query, passage")
+    assert refused(
+        run(*args[:-1], tmp_path / "no", "--text", "query", "--text-pair", "answer"), "its columns are query, passage"
+    )
     assert not (tmp_path / "no").exists()
 
 
@@ -269,7 +271,7 @@ def test_sizes_for_a_form_come_from_times_of_this_form(run, bert, texts, tmp_pat
     monkeypatch.setattr("snnk.hf.compression.planning.measure_times", measured)
     monkeypatch.setattr("snnk.hf.compression.pipeline.compare", compare)
     options = "--target-speedup", 1.3, "--refine", 0, "--recover", 0, "--out", tmp_path / "out"
-    command = "compress", bert, "--calibration", texts, *options, "--for", "onnx-int8", "--max-loss"
+    command = "compress", bert, "--calibration", texts, *options, "--to", "onnx-int8", "--max-loss"
     code, _, err = run(*command, 0)
     assert code == 2 and "the same command with another --max-loss goes on from here" in err
     code, out, err = run(*command, 1)
@@ -477,19 +479,19 @@ def test_without_calibration_a_model_of_images_or_of_other_words_is_refused(run,
         (["--target-speedup", -1], "target_speedup must be a positive number"),
         (["--target-latency", "3 MB"], "target_latency must be like '3ms'"),
         (["--target-latency", "3ms", "--tokens", "32"], "--tokens must be the number of inputs and of tokens per text"),
-        (["--target-latency", "3ms", "--for", "onxx"], "unknown form 'onxx'; did you mean 'onnx'"),
+        (["--target-latency", "3ms", "--to", "onxx"], "unknown form 'onxx'; did you mean 'onnx'"),
         (["--tokens", "1x8"], "tokens are for target_speedup and target_latency"),
         (["--layers", "a"], "layers must be"),
         (["--layers", "top-9"], "top-2"),
         (["--layers", "7"], "among 0 to 1"),
-        (["--kind", "random-cos"], "random-fourier"),
-        (["--kind", "random-relu", "--joint"], "atoms only"),
+        (["--feature-map", "random-cos"], "random-fourier"),
+        (["--feature-map", "random-relu", "--joint"], "atoms only"),
         (["--max-error", 0], "max_error"),
         (["--max-length", 0], "--max-length"),
         (["--refine", -1], "--refine"),
         (["--plan", "none.json"], "none.json"),
         (["--plan", "none.json", "--keep", 0.5], "a plan replaces keep"),
-        (["--column", "x"], "without columns"),
+        (["--text", "x"], "without columns"),
         (["--calibration", "none.txt"], "no calibration file or folder none.txt"),
     ],
 )

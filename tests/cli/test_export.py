@@ -42,7 +42,7 @@ def test_options_hold_for_the_merge_too(run, bert, texts, tmp_path, monkeypatch)
     monkeypatch.setattr("snnk.finetune.merge", stop)
     for command in (("export", "--to", "onnx"), ("compress",)):
         call = command[0], tmp_path / "tuned", *command[1:], "--calibration", texts, "--out", tmp_path / "out"
-        wrong = ("--int8", "none") if command[0] == "export" else ("--keep", 2)
+        wrong = ("--max-loss", -1) if command[0] == "export" else ("--keep", 2)
         code, _, err = run(*call, *wrong)
         assert code == 2 and "merged" not in err, err
         code, _, err = run(*call, "--max-loss", 0.2, "--seed", 7)

@@ -27,7 +27,19 @@ def finetune(run, root):
 
 
 def test_options_reach_the_run(finetune, root, tmp_path):
-    options = ["--method", "lora", "--features", 2, "--max-steps", 2, "--learning-rate", 0.01, "--seed", 3, "--bf16"]
+    options = [
+        "--method",
+        "lora",
+        "--num-features",
+        2,
+        "--max-steps",
+        2,
+        "--learning-rate",
+        0.01,
+        "--seed",
+        3,
+        "--bf16",
+    ]
     code, out, _ = finetune("--out", tmp_path / "out", "--test", root / "train.tsv", *options, "--limit-train", 100)
     assert code == 0
     assert "2 classes" in out and "closed form" in out and "lora: " in out and "test" in out and "wrote" in out
@@ -40,13 +52,17 @@ def test_options_reach_the_run(finetune, root, tmp_path):
 def test_decimal_labels_can_be_classes(finetune, tmp_path):
     texts, labels = make_rows()
     file = write(tmp_path / "train.tsv", texts, [f"{label}.0" for label in labels])
-    for option, told in (([], "regression"), (["--classification"], "2 classes"), (["--regression"], "regression")):
-        out = tmp_path / f"out{option}"
+    for option, told in (
+        ([], "regression"),
+        (["--task", "classification"], "2 classes"),
+        (["--task", "regression"], "regression"),
+    ):
+        out = tmp_path / "-".join(["out", *option[1:]])
         code, printed, _ = finetune(
             "--out", out, "--train", file, "--method", "linear-probe", "--max-steps", 1, *option
         )
         assert code == 0 and told in printed
-    assert load(tmp_path / "out['--classification']")[0].config.id2label == {0: "0.0", 1: "1.0"}
+    assert load(tmp_path / "out-classification")[0].config.id2label == {0: "0.0", 1: "1.0"}
 
 
 def test_the_help_shows_how_hub_names_are_written(run, monkeypatch):
@@ -59,8 +75,8 @@ def test_the_help_shows_how_hub_names_are_written(run, monkeypatch):
     [
         (["--method", "lorra"], "did you mean 'lora'"),
         (["--label", "score"], "its columns are sentence, label"),
-        (["--task", "cola"], "give either train"),
-        (["--regression", "--classification"], "exclude each other"),
+        (["--glue", "cola"], "give either train"),
+        (["--task", "regresion"], "unknown task 'regresion'; did you mean 'regression'"),
         (["--learning-rate", -1], "learning_rate must be a positive number"),
     ],
 )

@@ -13,7 +13,18 @@ from snnk.tabular import TableModel
 
 from helpers.tables import make_table, weights
 
-RANDOM = ("--map", "random-fourier", "--bandwidth", 1, "--features", 32, "--lam", 0.01, "--double")
+RANDOM = (
+    "--feature-map",
+    "random-fourier",
+    "--bandwidth",
+    1,
+    "--num-features",
+    32,
+    "--lam",
+    0.01,
+    "--block-dtype",
+    "float64",
+)
 
 
 @pytest.fixture
@@ -53,7 +64,7 @@ def test_classes_and_their_imbalance(run, folder):
 
 
 def test_the_defaults_learn_features(run, folder):
-    code, _, err = run("fit", "day-0.parquet", "--target", "y", "--features", 16, "--out", "model")
+    code, _, err = run("fit", "day-0.parquet", "--target", "y", "--num-features", 16, "--out", "model")
     assert code == 0, err
     report = json.loads((folder / "model" / "report.json").read_text())
     assert report["config"]["feature_map"] == "learned" and report["config"]["lam"] == "gcv"
@@ -64,7 +75,7 @@ def test_the_defaults_learn_features(run, folder):
     [
         (("--lam", "small"), "--lam must be a number or gcv; got 'small'"),
         (("--bandwidth", "wide"), "--bandwidth must be a number or auto; got 'wide'"),
-        (("--map", "learnt"), "did you mean 'learned'"),
+        (("--feature-map", "learnt"), "did you mean 'learned'"),
         (("--like", "start.stats"), "--like is for the sums of a part: add --stats-only"),
         (("--start-only", "--stats-only"), "--start-only writes no sums"),
     ],
@@ -111,8 +122,8 @@ def test_settings_beside_like_are_refused(run, folder):
     """Also if they are the defaults, as the start may have others."""
     run("fit", "all.parquet", "--target", "y", *RANDOM, "--start-only", "--out", "start.stats")
     part = ("fit", "day-0.parquet", "--like", "start.stats", "--stats-only", "--out", "a.stats")
-    code, _, err = run(*part, "--target", "y", "--features", 512, "--seed", 0)
-    assert code == 2 and "start.stats has its own settings; leave out --features, --seed" in err
+    code, _, err = run(*part, "--target", "y", "--num-features", 512, "--seed", 0)
+    assert code == 2 and "start.stats has its own settings; leave out --num-features, --seed" in err
     code, _, err = run(*part, "--target", "x0")
     assert code == 2 and "start.stats is for the target 'y'; got --target 'x0'" in err
     assert not (folder / "a.stats").exists()

@@ -16,7 +16,7 @@ from helpers.tuning import TINY
 def model(run, tmp_path):
     rows = "".join(f"{i % 7},{'uv'[i % 2]},{i % 3}\n" for i in range(60))
     (tmp_path / "t.csv").write_text(f"a,k,y\n{rows}")
-    assert run("fit", tmp_path / "t.csv", "--target", "y", "--features", 8, "--out", tmp_path / "model")[0] == 0
+    assert run("fit", tmp_path / "t.csv", "--target", "y", "--num-features", 8, "--out", tmp_path / "model")[0] == 0
     return tmp_path / "model"
 
 

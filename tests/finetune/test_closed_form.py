@@ -32,7 +32,7 @@ def test_it_reads_four_layers_in_one_pass_and_takes_no_step(root, tmp_path):
 def test_the_threshold_is_that_of_the_best_metric(tmp_path):
     """CoLA's is the Matthews correlation: with few rows, the most probable class is nearly always the larger one."""
     model, data_dir = tiny.make_bert(tmp_path / "bert"), tiny.make_glue(tmp_path)
-    config = FinetuneConfig(model, str(tmp_path / "out"), "closed-form", task="cola", data_dir=data_dir)
+    config = FinetuneConfig(model, str(tmp_path / "out"), "closed-form", glue="cola", data_dir=data_dir)
     found = finetune(config).metrics
     assert found["classifier_start"]["offset"] != 0.0 and "do not estimate frequencies" in found["warnings"][0]
 

@@ -75,7 +75,7 @@ def test_predictions_and_exports_are_those_of_the_model(home, pairs, tuned, tmp_
     probabilities = torch.tensor([next(v for k, v in row.items() if k.endswith("1")) for row in written])
     torch.testing.assert_close(probabilities, exact, atol=1e-4, rtol=1e-3)
     # export compares the graph with PyTorch, and writes nothing if they differ
-    report = export(home / "compared", pairs, column="first,second", to="onnx", out=tmp_path / "served")
+    report = export(home / "compared", pairs, text="first", text_pair="second", to="onnx", out=tmp_path / "served")
     assert (tmp_path / "served" / "onnx" / "model.onnx").exists() and report["outputs"] == ["logits"]
 
 

@@ -287,7 +287,7 @@ def test_files_of_glue_are_read_as_in_the_training(root, tmp_path):
     texts, labels = make_rows(80)
     for name in ("train", "dev"):
         write(tmp_path / f"{name}.tsv", texts, labels)
-    options = {"train": None, "test": None, "task": "sst2", "data_dir": str(tmp_path), "max_steps": 0, "epochs": None}
+    options = {"train": None, "test": None, "glue": "sst2", "data_dir": str(tmp_path), "max_steps": 0, "epochs": None}
     done = finetune(make_config(root, tmp_path / "tuned", **options))
     (tmp_path / "dev.tsv").write_text((tmp_path / "dev.tsv").read_text().rstrip("\n") + "\tspare\n")
     found = predict(tmp_path / "tuned", tmp_path / "dev.tsv", out=tmp_path / "p.csv")

@@ -105,7 +105,7 @@ def test_glue_task_and_metrics(root, tmp_path):
     for name in ("train", "dev"):
         rows = [f'x\t{label}\t*\t"{text}' for text, label in zip(texts, labels, strict=True)]
         (tmp_path / "CoLA" / f"{name}.tsv").write_text("\n".join(rows))
-    options = {"train": None, "test": None, "task": "cola", "data_dir": str(tmp_path), "max_steps": 1}
+    options = {"train": None, "test": None, "glue": "cola", "data_dir": str(tmp_path), "max_steps": 1}
     found = finetune(make_config(root, tmp_path / "out", **options)).metrics
     assert found["metric"] == "mcc" and set(found["scores"]["test"]) == {"mcc", "accuracy", "loss"}
     assert found["data"]["rows"] == {"train": 72, "validation": 8, "test": 80}
@@ -117,11 +117,11 @@ def test_glue_task_and_metrics(root, tmp_path):
         ({"method": "snnk-rely"}, "did you mean 'snnk-relu'"),
         ({"pooling": "cls"}, "unknown pooling"),
         ({"classifier_start": "zero"}, "unknown classifier start"),
-        ({"task": "cola"}, "give either train"),
+        ({"glue": "cola"}, "give either train"),
         ({"train": None}, "give either train"),
         (
-            {"train": None, "task": "cola", "data_dir": ".", "regression": True},
-            "leave out text='sentence', regression=True",
+            {"train": None, "glue": "cola", "data_dir": ".", "task": "regression"},
+            "leave out text='sentence', task='regression'",
         ),
         ({"max_steps": -1}, "max_steps must be 0 or more; got -1"),
         ({"max_length": 1}, "exceed the 1 special tokens of a row; got 1"),

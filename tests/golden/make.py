@@ -108,7 +108,7 @@ def make_compressed(out):
     for kind in ("atoms", "random-relu", "random-fourier", "linear", "drop"):
         model = bert()
         counted = kind not in ("linear", "drop")
-        plan = snnk.hf.plan(model, keep=0.5, kind=kind if counted else "atoms")
+        plan = snnk.hf.plan(model, keep=0.5, feature_map=kind if counted else "atoms")
         if not counted:
             blocks = tuple(replace(block, kind=kind, num_features=None) for block in plan.blocks)
             plan = replace(plan, blocks=blocks)

@@ -48,9 +48,9 @@ def run_fit(source, out, *args, workers=1, wait=True, double=True):
     """`snnk fit` in processes of its own."""
     cluster = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"] * (workers > 1)
     launch = [sys.executable, *cluster, "-m", "snnk.cli"]
-    options = ["fit", str(source), "--target", "y", "--features", "64", "--lam", "0.01", "--out", str(out)]
-    options += ["--map", "random-fourier", "--bandwidth", "1"]
-    options += ["--double"] * double
+    options = ["fit", str(source), "--target", "y", "--num-features", "64", "--lam", "0.01", "--out", str(out)]
+    options += ["--feature-map", "random-fourier", "--bandwidth", "1"]
+    options += ["--block-dtype", "float64"] * double
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [*launch, *options, *args], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

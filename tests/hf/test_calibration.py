@@ -52,15 +52,15 @@ def test_every_text_is_read_once_and_the_column_is_named(tmp_path, kind):
     assert found.column == (None if kind == "txt" else "body") and found.source == f"data.{kind}"
     assert ("'body'" in str(found)) == (kind != "txt")
     if kind != "txt":
-        chosen = load_calibration(write(tmp_path, kind, texts), make_tokenizer(), column="other")
+        chosen = load_calibration(write(tmp_path, kind, texts), make_tokenizer(), text="other")
         assert chosen.column == "other" and all(batch["input_ids"].unique().tolist() == [2, 10] for batch in chosen)
         with pytest.raises(ValueError, match=r"no column 'none'.*are id, body, other"):
-            load_calibration(tmp_path / f"data.{kind}", make_tokenizer(), column="none")
+            load_calibration(tmp_path / f"data.{kind}", make_tokenizer(), text="none")
         if kind in ("csv", "tsv"):  # where everything is a string, also digits are read by name
-            assert load_calibration(tmp_path / f"data.{kind}", make_tokenizer(), column="id").items == 60
+            assert load_calibration(tmp_path / f"data.{kind}", make_tokenizer(), text="id").items == 60
         else:
             with pytest.raises(ValueError, match=r"'id' of .* has no texts.*are id, body, other"):
-                load_calibration(tmp_path / f"data.{kind}", make_tokenizer(), column="id")
+                load_calibration(tmp_path / f"data.{kind}", make_tokenizer(), text="id")
 
 
 def write_arrow(folder, kind, columns):
@@ -112,7 +112,7 @@ def test_the_schema_of_a_table_tells_texts(tmp_path, kind, column):
     path = write_arrow(tmp_path, kind, {"id": ids, "body": body.dictionary_encode(), "label": ["w7"] * len(body)})
     found = load_calibration(path, make_tokenizer(), column=column)
     assert found.column == "body" and decoded(found) == sorted(texts)
-    assert load_calibration(path, make_tokenizer(), column="id").items == len(ids)
+    assert load_calibration(path, make_tokenizer(), text="id").items == len(ids)
     path = write_arrow(tmp_path, kind, {"n": range(len(ids)), "id": ids})
     assert load_calibration(path, make_tokenizer()).column == "id"
     path = write_arrow(tmp_path, kind, {"n": range(12), "x": [0.5] * 12})
@@ -282,7 +282,7 @@ def split(found):
 def test_two_columns_are_pairs(tmp_path, kind):
     pairs = make_pairs()
     path = write_pairs(tmp_path, kind, pairs)
-    found = load_calibration(path, make_paired(), column="one, two", held_out=10)
+    found = load_calibration(path, make_paired(), text="one", text_pair="two", held_out=10)
     assert found.kind == found.held_out.kind == "pairs" and found.column == found.held_out.column == "one,two"
     assert (found.items, found.held_out.items) == (54, 6) and f"54 pairs of pairs.{kind}, column 'one,two'" in str(
         found
@@ -290,15 +290,15 @@ def test_two_columns_are_pairs(tmp_path, kind):
     held = split(found.held_out)
     assert sorted(split(found) + held) == sorted(pairs)
     assert list(found.held_out.names) == [" / ".join(pair) for pair in held]
-    again = load_calibration(path, make_paired(), column=("two", "one"))
+    again = load_calibration(path, make_paired(), text="two", text_pair="one")
     assert sorted(split(again)) == sorted(pair[::-1] for pair in pairs) and again.column == "two,one"
-    assert decoded(load_calibration(path, make_paired(), column="two")) == sorted(pair[1] for pair in pairs)
+    assert decoded(load_calibration(path, make_paired(), text="two")) == sorted(pair[1] for pair in pairs)
 
 
 def test_the_longer_text_of_a_pair_is_cut(tmp_path):
     pairs = [(f"w1 w2 w{i}", " ".join(["w3", "w4"] * 50)) for i in range(12)]
     path = write_pairs(tmp_path, "csv", pairs)
-    found = load_calibration(path, make_paired(), column="one,two", max_length=20, held_out=1)
+    found = load_calibration(path, make_paired(), text="one", text_pair="two", max_length=20, held_out=1)
     for one, two in split(found):
         assert one in dict(pairs) and two == " ".join((["w3", "w4"] * 8)[:16])  # 20 tokens, of which [CLS] is one
     (name,) = found.held_out.names
@@ -308,19 +308,21 @@ def test_the_longer_text_of_a_pair_is_cut(tmp_path):
 def test_a_name_with_a_comma_is_one_column_if_there_is_one(tmp_path):
     rows = [{"a,b": one, "a": two, "b": "w7"} for one, two in make_pairs()]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = load_calibration(tmp_path / "a.jsonl", make_paired(), column="a,b")
+    found = load_calibration(tmp_path / "a.jsonl", make_paired(), text="a,b")
     assert found.kind == "texts" and found.column == "a,b" and decoded(found) == sorted(make_texts())
-    both = load_calibration(tmp_path / "a.jsonl", make_paired(), column=("a,b", "a"))
+    both = load_calibration(tmp_path / "a.jsonl", make_paired(), text="a,b", text_pair="a")
     assert both.kind == "pairs" and sorted(split(both)) == sorted(make_pairs())
 
 
 def test_pairs_that_lack_a_text_are_left_out_and_equal_ones_are_not_held_out(tmp_path):
     pairs = make_pairs(40)
     rows = [*pairs, *pairs, (" ", "w1"), ("w1", "")]
-    found = load_calibration(write_pairs(tmp_path, "csv", rows), make_paired(), column="one,two", held_out=8)
+    found = load_calibration(write_pairs(tmp_path, "csv", rows), make_paired(), text="one", text_pair="two", held_out=8)
     assert not set(split(found)) - set(pairs) and not set(split(found)) & set(split(found.held_out))
     swapped = [pair for i, (a, b) in enumerate(pairs) for pair in ((a, b), (b, a)) if i < 20]
-    other = load_calibration(write_pairs(tmp_path, "csv", swapped), make_paired(), column="one,two", held_out=8)
+    other = load_calibration(
+        write_pairs(tmp_path, "csv", swapped), make_paired(), text="one", text_pair="two", held_out=8
+    )
     assert other.held_out.items == 4 and sorted(split(other) + split(other.held_out)) == sorted(swapped)
 
 
@@ -331,7 +333,7 @@ def test_the_first_texts_of_held_out_pairs_are_in_no_other_part(tmp_path, count)
     rows = [(queries[i % count], answer) for i, answer in enumerate(answers)]
     path = write_pairs(tmp_path, "csv", rows)
     options = {"max_tokens": count * 100, "held_out": 20, "more_tokens": 10_000, "batch_size": 8}
-    found = load_calibration(path, make_paired(), column="one,two", **options)
+    found = load_calibration(path, make_paired(), text="one", text_pair="two", **options)
     fitted, held, more = (split(part) for part in (found, found.held_out, found.more))
     assert min(map(len, (fitted, held, more))) >= 8
     assert not {one for one, _ in held} & {one for one, _ in fitted + more}
@@ -339,25 +341,30 @@ def test_the_first_texts_of_held_out_pairs_are_in_no_other_part(tmp_path, count)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "column", "message"),
+    ("name", "content", "columns", "message"),
     [
-        ("a.csv", "one,two\nw1,w2\n", "one,three", r"no column 'three' in .*a\.csv; its columns are one, two"),
+        ("a.csv", "one,two\nw1,w2\n", ("one", "three"), r"no column 'three' in .*a\.csv; its columns are one, two"),
         ("a.csv", "one,two\nw1,w2\n", ("three", "two"), "no column 'three'"),
-        ("a.csv", "one,two\nw1,w2\n", "one,two,one", "one column, or two different names for pairs; got 'one,two,one'"),
-        ("a.csv", "one,two\nw1,w2\n", "one,one", "two different names for pairs; got 'one,one'"),
-        ("a.csv", "one,two\nw1,w2\n", "one,", "two different names for pairs; got 'one,'"),
-        ("a.csv", "one,two\nw1,w2\n", (), r"two different names for pairs; got \(\)"),
-        ("a.csv", "one,two\nw1,w2\n", "one,two", "has 1 pairs; at least 10 are needed"),
-        ("a.csv", "one,two\nw1,\n", "one,two", "is empty: there is no pair of texts in it"),
-        ("a.txt", "w1\n", "one,two", "read as lines of text, without columns; got column 'one,two'"),
-        ("a.jsonl", '"w1"\n', "one,two", "a string per line, without columns; got column 'one,two'"),
-        ("a.jsonl", '{"one": "w1", "two": 2}\n', "one,two", r"column 'two' of .* has no texts; .* are one, two"),
+        ("a.csv", "one,two\nw1,w2\n", ("one", "one"), "must be two different columns; got 'one' for both"),
+        ("a.csv", "one,two\nw1,w2\n", ("one", ""), "text_pair must be the name of a column; got ''"),
+        (
+            "a.csv",
+            "one,two\nw1,w2\n",
+            (["one", "two"], None),
+            r"text must be the name of a column; got \['one', 'two'\]",
+        ),
+        ("a.csv", "one,two\nw1,w2\n", ("one", "two"), "has 1 pairs; at least 10 are needed"),
+        ("a.csv", "one,two\nw1,w2\n", (None, "two"), "has 1 pairs; at least 10 are needed"),
+        ("a.csv", "one,two\nw1,\n", ("one", "two"), "is empty: there is no pair of texts in it"),
+        ("a.txt", "w1\n", ("one", "two"), "lines of text, without columns; got text 'one' and text_pair 'two'"),
+        ("a.jsonl", '"w1"\n', (None, "two"), "a string per line, without columns; got text_pair 'two': leave it out"),
+        ("a.jsonl", '{"one": "w1", "two": 2}\n', ("one", "two"), r"column 'two' of .* has no texts; .* are one, two"),
     ],
 )
-def test_bad_pairs(tmp_path, name, content, column, message):
+def test_bad_pairs(tmp_path, name, content, columns, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
-        load_calibration(tmp_path / name, make_paired(), column=column)
+        load_calibration(tmp_path / name, make_paired(), **dict(zip(("text", "text_pair"), columns, strict=True)))
 
 
 def test_images(tmp_path):
@@ -428,8 +435,8 @@ def test_bad_arguments(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no calibration file or folder .*a\.txt"):
         load_calibration(tmp_path / "a.txt", make_tokenizer())
     path = write(tmp_path, "txt", make_texts())
-    with pytest.raises(ValueError, match="without columns; got column 'x'"):
-        load_calibration(path, make_tokenizer(), column="x")
+    with pytest.raises(ValueError, match="without columns; got text 'x': leave it out"):
+        load_calibration(path, make_tokenizer(), text="x")
     with pytest.raises(ValueError, match="max_length must be a positive integer"):
         load_calibration(path, make_tokenizer(), max_length=0)
 
@@ -460,7 +467,7 @@ def test_general_text_as_pairs():
 def test_the_general_text_is_refused_where_it_means_nothing():
     with pytest.raises(ValueError, match="no general calibration for images; name a folder"):
         load_calibration(None, ViTImageProcessorPil())
-    with pytest.raises(ValueError, match="general text of snnk has no columns; got column 'body'"):
-        load_calibration(None, make_english(), column="body")
+    with pytest.raises(ValueError, match="general text of snnk has no columns; got text 'body': name a file"):
+        load_calibration(None, make_english(), text="body")
     with pytest.raises(ValueError, match="of the tokens of general text of snnk are unknown to the tokenizer"):
         load_calibration(None, make_tokenizer())

@@ -70,8 +70,8 @@ load("tuned")
 from snnk.hf.serve import served
 served.SECONDS = 0
 from snnk.hf import export
-assert export("model", "texts.txt", to="onnx", int8="dynamic", out="served", max_loss=1)["file"]
-assert export("model", "texts.txt", to="openvino", int8="static", out="served-2", max_loss=1)["file"]
+assert export("model", "texts.txt", to="onnx-int8", out="served", max_loss=1)["file"]
+assert export("model", "texts.txt", to="openvino-int8", out="served-2", max_loss=1)["file"]
 """,
 }
 
@@ -140,9 +140,9 @@ def test_the_extra_of_the_command_line_is_enough_for_it(installed):
     assert {"transformers", "accelerate"} <= set(found["extras"]["hf"]["missing"])
     (installed.folder / "c.csv").write_text("a,y\n" + "".join(f"{i % 7},{i % 3}\n" for i in range(60)))
     lines = (
-        "fit c.csv --target y --features 8 --out m",
+        "fit c.csv --target y --num-features 8 --out m",
         "predict m c.csv --out p.csv",
-        "estimate --features 8 --dim 4",
+        "estimate --num-features 8 --in-features 4",
     )
     for line in lines:
         done = installed.run("cli", "snnk", *line.split())

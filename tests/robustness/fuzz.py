@@ -228,7 +228,7 @@ def make_compressed(folder: Path, kind: str = "atoms", head: str = "BertModel") 
 
     model, torch_rows = make_bert(head), torch.Generator().manual_seed(0)
     batches = [{"input_ids": torch.randint(43, (8, 10), generator=torch_rows)} for _ in range(12)]
-    hf.compress_(model, hf.plan(model, keep=0.5, kind=kind), batches, refine=0)
+    hf.compress_(model, hf.plan(model, keep=0.5, feature_map=kind), batches, refine=0)
     save(model, folder)
 
 
@@ -338,7 +338,7 @@ def make_results(folder: Path) -> None:
     from snnk.experiments.lab import estimate
     from snnk.experiments.lab.records import Results
 
-    config = estimate.Config(dim=4, features=(4,), draws=2)
+    config = estimate.Config(in_features=4, num_features=(4,), draws=2)
     list(estimate.run(config, Results(folder / "estimate.json", config)))
 
 
@@ -347,7 +347,7 @@ def load_results(folder: Path) -> Any:
     from snnk.experiments.lab.records import Results, Stored
 
     stored = Stored(folder / "estimate.json")
-    taken = Results(folder / "estimate.json", estimate.Config(dim=4, features=(4,), draws=2))
+    taken = Results(folder / "estimate.json", estimate.Config(in_features=4, num_features=(4,), draws=2))
     return {"rows": [sorted(row) for row in stored.rows], "taken": len(taken.rows)}
 
 

@@ -47,9 +47,7 @@ def test_a_full_disk_and_a_folder_that_is_removed(killed):
 
 
 def test_a_second_run_is_refused_while_the_first_writes(tmp_path):
-    code = (
-        f"from snnk.cli import main\nmain(['estimate', '--features', '2', '--draws', '1', '--out', {str(tmp_path)!r}])"
-    )
+    code = f"from snnk.cli import main\nmain(['estimate', '--draws', '1', '--out', {str(tmp_path)!r}])"
     with _io.locked_output(tmp_path / "estimate.json"):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "another run is writing to" in done.stderr

@@ -81,7 +81,7 @@ def test_fit_and_predict(run, tmp_path):
     folder = tmp_path / NAME.replace("/", ":")
     folder.mkdir()
     table = write_csv(folder / "train.csv", ["a", f"{RAW} c", f"{RAW} y"], rows)
-    code, out, _ = run("fit", table, "--target", f"{RAW} y", "--features", 16, "--out", folder / "model")
+    code, out, _ = run("fit", table, "--target", f"{RAW} y", "--num-features", 16, "--out", folder / "model")
     assert code == 0 and shown(out, f"fit of {RAW} y") and shown(out, folder / "model")
     other = write_csv(folder / "test.csv", ["a", f"{RAW} c"], [["1", f"{RAW} new"], ["2", "red"]])
     code, out, _ = run("predict", folder / "model", other, "--out", folder / "found.csv")
@@ -100,7 +100,7 @@ def test_compress_and_audit(run, quick, bert, texts):
     rows = [[str(i), line] for i, line in enumerate(texts.read_text().splitlines())]
     data = write_csv(bert.parent / f"{name}.csv", ["a", RAW], rows)
     out = bert.parent / f"{name} out"
-    code, told, _ = run("compress", folder, "--calibration", data, "--column", RAW, "--out", out, "--refine", 0)
+    code, told, _ = run("compress", folder, "--calibration", data, "--text", RAW, "--out", out, "--refine", 0)
     assert code == 0 and shown(told, name) and shown(told, data.name) and shown(told, out)
     headings = check_card((out / "README.md").read_text(), name)
     assert len(headings) == 4 and headings[1] == "How to load it"

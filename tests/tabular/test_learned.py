@@ -177,7 +177,7 @@ LEARNED = FitConfig("y", 64, task="regression", block_dtype="float64", lam=1e-2)
 def test_learnt_models_are_the_same_on_one_worker_or_two(steps, tmp_path):
     """One worker learns from a sample that is the same for any number of workers."""
     fit(steps, tmp_path / "one", LEARNED)
-    run_fit(steps, tmp_path / "two", "--map", "learned", "--task", "regression", workers=2)
+    run_fit(steps, tmp_path / "two", "--feature-map", "learned", "--task", "regression", workers=2)
     one, two = (predictions(tmp_path / name, steps) for name in ("one", "two"))
     np.testing.assert_allclose(one, two, rtol=0, atol=1e-6 * np.abs(one).max())
 

@@ -174,7 +174,7 @@ def test_sizes_are_compared_before_anything_is_drawn(parquet, tmp_path, run):
     with pytest.raises(ValueError, match=r"model.safetensors does not fit model.json: feature_map.projection"):
         TableModel.load(out)
     errors = [
-        run("fit", parquet, "--target", "y", "--features", many, "--out", tmp_path / "many")[2]
+        run("fit", parquet, "--target", "y", "--num-features", many, "--out", tmp_path / "many")[2]
         for many in (10**9, 10**12, 10**30)
     ]
     assert "sums of 1000000000 features need 8,000,000,032 GB" in errors[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,10 +21,12 @@ START, COMPRESS, FINETUNE, FIT, PREDICT, MEASURE = GROUPS = (
 # Words that the shell completes. They are copies, as the tables in which they are defined would load torch.
 WORDS = {
     "activation": ("sin", "cos", "relu", "leaky_relu", "gelu", "gelu_tanh", "tanh", "sigmoid", "silu", "softplus"),
+    "block_dtype": ("float32", "float64"),
     "blocks": ("all", "ffn", "attention"),
-    "form": ("openvino-int8", "onnx-int8", "openvino", "onnx"),
-    "kind": ("atoms", "random-relu", "random-fourier"),
-    "map": ("learned", "random-fourier", "random-relu"),
+    "features of blocks": ("atoms", "random-relu", "random-fourier"),
+    "features of tables": ("learned", "random-fourier", "random-relu"),
+    "form": ("openvino-int8", "onnx-int8", "openvino", "onnx", "onnx-int8-static"),
+    "task": ("auto", "regression", "classification"),
 }
 
 FILES = ".csv, .tsv, .jsonl (each also as .gz), .parquet, .arrow"  # the formats of snnk.hf.data
@@ -52,18 +55,20 @@ Calibration = Annotated[
         "Default: general English text; texts of the kind that the model will read give better results."
     ),
 ]
-Column = Annotated[
-    str | None,
-    typer.Option(
-        help="Column of the texts, or two with a comma between them for pairs, such as question,answer. "
-        "Default: the first column of strings."
-    ),
-]
+Text = Annotated[str | None, typer.Option(help="Column of the texts. Default: the first column of strings.")]
+TextPair = Annotated[str | None, typer.Option(help="Column of second texts, for pairs.")]
 Blocks = Annotated[
     str,
     typer.Option(help="all, ffn (feed-forward blocks alone), or attention.", autocompletion=complete(*WORDS["blocks"])),
 ]
-Texts = Annotated[bool, typer.Option("--texts/--no-texts", help="Show the held-out texts that lost most.")]
+ShowTexts = Annotated[
+    bool,
+    typer.Option("--show-texts/--hide-texts", help="Whether the report shows the held-out texts that lost most."),
+]
+Task = Annotated[
+    str,
+    typer.Option(help="auto, regression or classification.", autocompletion=complete(*WORDS["task"])),
+]
 Base = Annotated[
     str | None,
     typer.Option(
@@ -82,6 +87,18 @@ MaxLoss = Annotated[
 MaxLength = Annotated[int, typer.Option(help="Most tokens per input; the model's own limit applies too.", min=1)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.", min=0, max=2**31)]
+
+
+def batch(tokens: str) -> tuple[int, int]:
+    """A value of --tokens: the number of inputs, and of tokens per text.
+
+    Example:
+        >>> batch("8x128")
+        (8, 128)
+    """
+    if not (sizes := re.fullmatch(r"(\d{1,9})x(\d{1,9})", tokens)):
+        raise ValueError(f"--tokens must be the number of inputs and of tokens per text, such as 1x32; got {tokens!r}")
+    return int(sizes[1]), int(sizes[2])
 
 
 def steps(recover: str) -> int | str:

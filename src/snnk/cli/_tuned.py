@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from snnk.cli import _options
 from snnk.cli._printing import say
@@ -13,8 +14,8 @@ from snnk.cli._printing import say
 
 @contextmanager
 def whole_model(
-    model: str, base: str | None, calibration: Path | None, column: str | None, *, max_loss: float, seed: int
-) -> Iterator[tuple[str, str | None]]:
+    model: str, base: str | None, calibration: Path | None, text: str | None, text_pair: str | None, **options: Any
+) -> Iterator[tuple[str, str | None, str | None]]:
     """The folder of a whole model, and the columns of the calibration file.
 
     An adapter of `snnk finetune` is merged into a temporary folder of the same name. For a model of pairs that snnk
@@ -23,8 +24,8 @@ def whole_model(
     Args:
         model: folder or hub name, as the user gave it.
         base: of `snnk.finetune.load`.
-        calibration, column: of `snnk.hf.compress`.
-        max_loss, seed: of `snnk.finetune.merge`.
+        calibration, text, text_pair: of `snnk.hf.compress`.
+        options: `max_loss` and `seed` of `snnk.finetune.merge`.
     """
     from snnk.finetune.loading import is_tuned, read_metrics
 
@@ -35,14 +36,16 @@ def whole_model(
     if "data" in facts:
         from snnk.finetune.merging import calibration_columns
 
-        column = column or ",".join(calibration_columns(facts, calibration) or ()) or None
+        if text is None and text_pair is None:
+            text, text_pair = calibration_columns(facts, calibration)
     if not facts["adapter"]:
-        yield model, column
+        yield model, text, text_pair
         return
     _options.require("peft", extra="peft")
     from snnk.finetune import merge
 
     with TemporaryDirectory() as place:
         merged = Path(place) / folder.resolve().name
-        merge(folder, merged, base=base, calibration=calibration, column=column, max_loss=max_loss, seed=seed, say=say)
-        yield str(merged), column
+        options |= {"text": text, "text_pair": text_pair, "say": say}
+        merge(folder, merged, base=base, calibration=calibration, **options)
+        yield str(merged), text, text_pair

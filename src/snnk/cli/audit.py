@@ -20,13 +20,14 @@ def command(
     model: _options.Model,
     original: Annotated[str | None, typer.Option(help="Folder or name of a model to compare with.")] = None,
     latency: Annotated[bool, typer.Option("--latency", help="Also measure the time per batch.")] = False,
+    tokens: Annotated[str, typer.Option(help="Batch whose time is measured: inputs x tokens per text.")] = "8x128",
     json: _options.Json = False,
 ) -> None:
     """Show what a model, compressed or not, stores and costs: bytes, tied tensors, dtypes, multiply-adds, latency."""
     _options.require("transformers", extra="hf")
     from snnk.hf import audit
 
-    found = audit(model, original, latency=latency)
+    found = audit(model, original, latency=latency, tokens=_options.batch(tokens))
     if json:
         show_json(found.to_dict())
     else:

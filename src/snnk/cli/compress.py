@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +17,7 @@ GROUP = _options.COMPRESS
 RERUN = "continues from its checkpoint"
 EXAMPLES = (
     "snnk compress my-model --calibration sentences.txt --keep 0.33 --out my-model-small",
-    "snnk compress my-reranker --calibration pairs.csv --column query,passage --for onnx-int8 --out served",
+    "snnk compress my-reranker --calibration pairs.csv --text query --text-pair passage --to onnx-int8 --out served",
 )
 
 
@@ -49,17 +48,19 @@ def command(
     ] = "1x32",
     layers: Annotated[str, typer.Option(help="all, top-6 (the last six), or numbers separated by commas.")] = "all",
     blocks: _options.Blocks = "all",
-    kind: Annotated[
+    feature_map: Annotated[
         str,
         typer.Option(
-            help="atoms (neurons kept from the model itself), or random-relu or random-fourier.",
-            autocompletion=_options.complete(*_options.WORDS["kind"]),
+            help="What feed-forward blocks become: atoms (neurons kept from the model itself), random-relu or "
+            "random-fourier.",
+            autocompletion=_options.complete(*_options.WORDS["features of blocks"]),
         ),
     ] = "atoms",
     plan: Annotated[
         Path | None,
         typer.Option(
-            help="plan.json of another run. It replaces --keep, the targets, --layers, --blocks, --kind and --joint."
+            help="plan.json of another run. It replaces --keep, the targets, --layers, --blocks, --feature-map and "
+            "--joint."
         ),
     ] = None,
     joint: Annotated[
@@ -86,7 +87,8 @@ def command(
     max_error: Annotated[
         float | None, typer.Option(help="A block with a larger error on held-out inputs stays as it was.")
     ] = None,
-    column: _options.Column = None,
+    text: _options.Text = None,
+    text_pair: _options.TextPair = None,
     max_length: _options.MaxLength = 128,
     widen: Annotated[
         bool | None,
@@ -96,7 +98,7 @@ def command(
             "other texts too. Default: for texts, except for decoders.",
         ),
     ] = None,
-    texts: _options.Texts = True,
+    show_texts: _options.ShowTexts = True,
     format: Annotated[
         str,
         typer.Option(
@@ -106,13 +108,12 @@ def command(
         ),
     ] = "auto",
     base: _options.Base = None,
-    serve_as: Annotated[
+    to: Annotated[
         str | None,
         typer.Option(
-            "--for",
-            help="Also export the result, as snnk export does: openvino-int8 (static), onnx-int8 (dynamic), openvino "
-            "or onnx. The report has size, latency and agreement of every stage, and the two targets of time are "
-            "those of the exported model.",
+            help="Also export the result, in a form of snnk export: openvino-int8, onnx-int8, openvino, onnx or "
+            "onnx-int8-static. The report has size, latency and agreement of every stage, and the two targets of time "
+            "are those of the exported model.",
             autocompletion=_options.complete(*_options.WORDS["form"]),
         ),
     ] = None,
@@ -121,9 +122,7 @@ def command(
 ) -> None:
     """Compress a Hugging Face model in minutes, without labels or a GPU."""
     options = {name: value for name, value in locals().items() if name not in ("model", "calibration", "out", "base")}
-    if not (sizes := re.fullmatch(r"(\d{1,9})x(\d{1,9})", tokens)):
-        raise ValueError(f"--tokens must be the number of inputs and of tokens per text, such as 1x32; got {tokens!r}")
-    options["tokens"] = int(sizes[1]), int(sizes[2])
+    options["tokens"] = _options.batch(tokens)
     options["recover"] = _options.steps(recover)
     _io.check_out(out, new=not checkpoint_of(out).exists())
     _options.require("transformers", extra="hf")
@@ -133,8 +132,8 @@ def command(
     from snnk.hf.compression.settings import check_settings
 
     check_settings({**default_settings(), **options}, calibration)  # before an adapter is merged
-    merging = whole_model(model, base, calibration, column, max_loss=max_loss, seed=seed)
-    with merging as (folder, options["column"]), bar("blocks") as show:
+    merging = whole_model(model, base, calibration, text, text_pair, max_loss=max_loss, seed=seed)
+    with merging as (folder, options["text"], options["text_pair"]), bar("blocks") as show:
 
         def progress(what: str, done: int, total: int, note: str = "") -> None:
             show(what, done, total, note, unit="steps" if note else "blocks")  # the distillation alone has notes
@@ -166,4 +165,4 @@ def command(
     show_table("agreement with the original, held out", {"what": "", **columns}, lines)
     wrote(out, out / "report.html")
     if any(part["worst"] for part in held):
-        say("report.json and report.html show the held-out texts that lost most; --no-texts leaves them out")
+        say("report.json and report.html show the held-out texts that lost most; --hide-texts leaves them out")

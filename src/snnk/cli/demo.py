@@ -54,15 +54,15 @@ def command(
         str(original),
         compared,
         SENTENCES,
-        budgets="0.33",
-        serve_as=",".join(forms) or None,
+        keep="0.33",
+        to=",".join(forms) or None,
         rivals=False,
         save=True,
         refine=40,  # a third of the default; with it and the distillation, a demo would take twice as long
         recover="0",
     )
     if "openvino-int8" in forms:
-        export.command(str(compared / "keep-0.33"), served, to="openvino", int8="static", calibration=SENTENCES)
+        export.command(str(compared / "keep-0.33"), served, to="openvino-int8", calibration=SENTENCES)
     shutil.copyfile(compared / "report.html", out / "report.html")
     wrote(out / "report.html")
 

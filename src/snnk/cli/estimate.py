@@ -13,7 +13,7 @@ from snnk.cli._printing import say, show_table, track, wrote
 GROUP = _options.MEASURE
 EXAMPLES = (
     "snnk estimate",
-    "snnk estimate --activation gelu --dim 128 --features 64,256,1024 --bias 0",
+    "snnk estimate --activation gelu --in-features 128 --num-features 64,256,1024 --bias 0",
 )
 
 
@@ -25,12 +25,12 @@ def command(
             autocompletion=_options.complete(*_options.WORDS["activation"]),
         ),
     ] = "sin",
-    dim: Annotated[int, typer.Option("--dim", "-d", help="Dimension of inputs and weights.")] = 64,
+    in_features: Annotated[int, typer.Option(help="Dimension of inputs and weights.")] = 64,
     x_norm: Annotated[float, typer.Option(help="Norm of the inputs x.")] = 1.0,
     w_norm: Annotated[float, typer.Option(help="Norm of the weights w.")] = 1.0,
     bias: Annotated[float, typer.Option(help="Bias b.")] = 0.5,
-    features: Annotated[
-        str, typer.Option("--features", "-m", help="Numbers of features, separated by commas.")
+    num_features: Annotated[
+        str, typer.Option(help="Numbers of features, separated by commas.")
     ] = "16,32,64,128,256,512,1024",
     draws: Annotated[int, typer.Option(help="Random feature maps per number of features.")] = 50,
     seed: _options.Seed = 0,
@@ -41,17 +41,17 @@ def command(
 
     config = estimate.Config(
         activation=activation,
-        dim=dim,
+        in_features=in_features,
         x_norm=x_norm,
         w_norm=w_norm,
         bias=bias,
-        features=_numbers(features),
+        num_features=_numbers(num_features),
         draws=draws,
         seed=seed,
     )
     results, picture = estimate.estimate(config, out, track=track)
     show_table(
-        f"{activation}(w.x + {bias:g}), d = {dim}, |x| = {x_norm:g}, |w| = {w_norm:g}: "
+        f"{activation}(w.x + {bias:g}), d = {in_features}, |x| = {x_norm:g}, |w| = {w_norm:g}: "
         f"root mean squared error over {draws} draws",
         estimate.COLUMNS,
         results,
@@ -64,4 +64,4 @@ def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(map(int, text.split(",")))
     except ValueError:
-        raise ValueError(f"--features must be integers separated by commas, such as 16,64; got {text!r}") from None
+        raise ValueError(f"--num-features must be integers separated by commas, such as 16,64; got {text!r}") from None

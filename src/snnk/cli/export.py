@@ -13,8 +13,8 @@ from snnk.cli._tuned import whole_model
 
 GROUP = _options.COMPRESS
 EXAMPLES = (
-    "snnk export my-model-small --to onnx --out served",
-    "snnk export my-model --to openvino --int8 static --calibration sentences.txt --out served",
+    "snnk export my-model-small --to onnx-int8 --out served",
+    "snnk export my-model --to openvino-int8 --calibration sentences.txt --out served",
 )
 
 
@@ -23,20 +23,18 @@ def command(
     out: _options.NewFolder,
     to: Annotated[
         str,
-        typer.Option(help="onnx (for ONNX Runtime) or openvino.", autocompletion=_options.complete("onnx", "openvino")),
-    ],
-    int8: Annotated[
-        str | None,
         typer.Option(
-            help="static (scales from --calibration), or dynamic (scales per batch, onnx only). Default: float32.",
-            autocompletion=_options.complete("static", "dynamic"),
+            help="openvino or onnx (for ONNX Runtime), in float32; openvino-int8 or onnx-int8-static (scales "
+            "from --calibration), or onnx-int8 (scales per batch).",
+            autocompletion=_options.complete(*_options.WORDS["form"]),
         ),
-    ] = None,
+    ],
     calibration: _options.Calibration = None,
     max_loss: _options.MaxLoss = 0.05,
-    column: _options.Column = None,
+    text: _options.Text = None,
+    text_pair: _options.TextPair = None,
     max_length: _options.MaxLength = 128,
-    texts: _options.Texts = True,
+    show_texts: _options.ShowTexts = True,
     base: _options.Base = None,
     seed: _options.Seed = 0,
 ) -> None:
@@ -49,9 +47,9 @@ def command(
     from snnk.hf.serve import using
     from snnk.hf.serve.served import check_settings
 
-    check_settings(to=to, int8=int8, max_loss=max_loss)  # before an adapter is merged
-    merging = whole_model(model, base, calibration, column, max_loss=max_loss, seed=seed)
-    with merging as (folder, options["column"]):
+    check_settings(to=to, max_loss=max_loss)  # before an adapter is merged
+    merging = whole_model(model, base, calibration, text, text_pair, max_loss=max_loss, seed=seed)
+    with merging as (folder, options["text"], options["text_pair"]):
         found = export(folder, calibration, out=out, say=say, **options)
     show_stages(found)
     held = found["held_out"]

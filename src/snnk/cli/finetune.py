@@ -17,7 +17,7 @@ from snnk.finetune.glue import GLUE
 GROUP = _options.FINETUNE
 EXAMPLES = (
     "snnk finetune my-model --train train.tsv --method snnk --out tuned",
-    "snnk finetune org/name --task rte --data-dir glue --method lora --epochs 5 --out tuned-rte",
+    "snnk finetune org/name --glue rte --data-dir glue --method lora --epochs 5 --out tuned-rte",
 )
 RERUN = "with --resume continues from the last checkpoint, if there is one"
 
@@ -36,12 +36,14 @@ def command(
     ] = None,
     validation: Annotated[str | None, typer.Option(help="Like --train. Default: a tenth of the training rows.")] = None,
     test: Annotated[str | None, typer.Option(help="Like --train; measured once, at the end.")] = None,
-    text: Annotated[str | None, typer.Option(help="Column of the texts. Default: the first column of strings.")] = None,
-    text_pair: Annotated[str | None, typer.Option(help="Column of second texts, for pairs.")] = None,
+    text: _options.Text = None,
+    text_pair: _options.TextPair = None,
     label: Annotated[str, typer.Option(help="Column of the labels.")] = "label",
-    task: Annotated[
+    glue: Annotated[
         str | None,
-        typer.Option(help=f"GLUE task, with --data-dir: {', '.join(GLUE)}.", autocompletion=_options.complete(*GLUE)),
+        typer.Option(
+            help=f"Task of GLUE, with --data-dir: {', '.join(GLUE)}.", autocompletion=_options.complete(*GLUE)
+        ),
     ] = None,
     data_dir: Annotated[
         str | None, typer.Option(help="Folder of GLUE's files; the dev file becomes the test data.")
@@ -49,7 +51,9 @@ def command(
     method: Annotated[
         str, typer.Option(help=f"One of {', '.join(METHODS)}.", autocompletion=_options.complete(*METHODS))
     ] = "snnk",
-    features: Annotated[int | None, typer.Option(help=f"Number of features, size of adapters, or rank. {OWN}")] = None,
+    num_features: Annotated[
+        int | None, typer.Option(help=f"Number of features, size of adapters, or rank. {OWN}")
+    ] = None,
     layers: Annotated[
         str | None,
         typer.Option(
@@ -69,13 +73,7 @@ def command(
     classifier_start: Annotated[
         str, typer.Option(help="First weights of the classifier: closed-form or random.")
     ] = "closed-form",
-    # Two flags: --regression/--classification would need a wider column than the help has.
-    regression: Annotated[
-        bool, typer.Option("--regression", help="Labels are numbers. Default: if they have decimal points.")
-    ] = False,
-    classification: Annotated[
-        bool, typer.Option("--classification", help="Labels are classes, even if they look like 0.0 and 1.0.")
-    ] = False,
+    task: _options.Task = "auto",
     learning_rate: Annotated[float | None, typer.Option(help=OWN)] = None,
     batch_size: Annotated[int | None, typer.Option(help=f"Rows per step of all processes together. {OWN}")] = None,
     epochs: Annotated[int | None, typer.Option(help=f"Most passes over the training rows. {OWN}")] = None,
@@ -106,18 +104,13 @@ def command(
     ] = False,
 ) -> None:
     """Fine-tune a text or image classifier with adapters, poolers or standard methods. It also runs under torchrun."""
-    options = {name: value for name, value in locals().items() if name not in ("classification", "resume", "features")}
-    if regression and classification:
-        raise ValueError("--regression and --classification exclude each other; give one")
+    options = {name: value for name, value in locals().items() if name != "resume"}
     _options.require("transformers", "peft", "accelerate", extra="peft")
     checkpoint = checkpoint_of(out)
     _io.check_out(out, new=not resume and not checkpoint.exists())
     from snnk.finetune import finetune
 
-    config = FinetuneConfig(
-        **{**options, "out": str(out), "regression": regression if regression or classification else None},
-        num_features=features,
-    )
+    config = FinetuneConfig(**{**options, "out": str(out)})
     with bar("steps") as show:
 
         def progress(step: int, total: int, loss: float, scores: dict[str, float]) -> None:

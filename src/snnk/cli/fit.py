@@ -23,17 +23,8 @@ EXAMPLES = (
     "snnk fit day-1.csv --target price --like start.stats --stats-only --out day-1.stats",
 )
 RERUN = "continues from the last checkpoint, or starts anew with --stats-only and --start-only"
-OF_THE_START = {  # options whose values a start has
-    "features": "--features",
-    "feature_map": "--map",
-    "bandwidth": "--bandwidth",
-    "lam": "--lam",
-    "task": "--task",
-    "missing": "--missing",
-    "drop": "--drop",
-    "double": "--double",
-    "seed": "--seed",
-}
+# Options whose values a start has
+OF_THE_START = "num_features", "feature_map", "bandwidth", "lam", "task", "missing", "drop", "block_dtype", "seed"
 
 
 def command(
@@ -47,13 +38,12 @@ def command(
             "a new file."
         ),
     ],
-    features: Annotated[int, typer.Option(help="Number of features.")] = 512,
+    num_features: Annotated[int, typer.Option(help="Number of features.")] = 512,
     feature_map: Annotated[
         str,
         typer.Option(
-            "--map",
             help="learned (from a sample of the rows), random-fourier or random-relu.",
-            autocompletion=_options.complete(*_options.WORDS["map"]),
+            autocompletion=_options.complete(*_options.WORDS["features of tables"]),
         ),
     ] = "learned",
     bandwidth: Annotated[
@@ -66,14 +56,19 @@ def command(
     lam: Annotated[
         str, typer.Option(help="Ridge penalty: a number, or gcv for the best by generalised cross-validation.")
     ] = "gcv",
-    task: Annotated[str, typer.Option(help="auto, regression or classification.")] = "auto",
+    task: _options.Task = "auto",
     missing: Annotated[
         str, typer.Option(help="Missing values: raise (an error), drop (the row) or mean (of the column).")
     ] = "raise",
     drop: Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")] = "",
-    double: Annotated[
-        bool, typer.Option("--double", help="Compute features and sums in float64 throughout, at half the speed.")
-    ] = False,
+    block_dtype: Annotated[
+        str,
+        typer.Option(
+            help="Type in which features and the sums of a block of rows are computed: float32, or float64 at half the "
+            "speed.",
+            autocompletion=_options.complete(*_options.WORDS["block_dtype"]),
+        ),
+    ] = "float32",
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0,
     seed: _options.Seed = 0,
     stats_only: Annotated[
@@ -104,21 +99,21 @@ def command(
     if (stats_only or start_only) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("--stats-only and --start-only run in one process: leave torchrun out, and run one per part")
     if like is not None:
-        given = [option for name, option in OF_THE_START.items() if _is_given(context, name)]
+        given = [f"--{name.replace('_', '-')}" for name in OF_THE_START if _is_given(context, name)]
         if given:
             raise ValueError(f"{like} has its own settings; leave out {', '.join(given)}, or make another start")
     from snnk.tabular import FitConfig, fit, prepare
 
     config = FitConfig(
         target=target,
-        num_features=features,
+        num_features=num_features,
         feature_map=feature_map,
         bandwidth=bandwidth if bandwidth == "auto" else _number(bandwidth, "--bandwidth", "auto"),
         lam=lam if lam == "gcv" else _number(lam, "--lam", "gcv"),
         task=task,
         missing=missing,
         drop=tuple(name for name in drop.split(",") if name),
-        block_dtype="float64" if double else "float32",
+        block_dtype=block_dtype,
         seed=seed,
     )
     if stats_only:

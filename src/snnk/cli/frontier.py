@@ -16,7 +16,7 @@ GROUP = _options.COMPRESS
 RERUN = "keeps the budgets that are finished"
 EXAMPLES = (
     "snnk frontier my-model --calibration sentences.txt --out curve",
-    "snnk frontier my-model --calibration sentences.txt --budgets 0.4,0.2 --for openvino-int8 --out curve",
+    "snnk frontier my-model --calibration sentences.txt --keep 0.4,0.2 --to openvino-int8 --out curve",
 )
 
 
@@ -24,15 +24,14 @@ def command(
     model: _options.Model,
     out: Annotated[Path, typer.Option("--out", help="New folder for frontier.json and report.html.")],
     calibration: _options.Calibration = None,
-    budgets: Annotated[
-        str, typer.Option(help="Values of keep, the part of the blocks' parameters that stays.")
+    keep: Annotated[
+        str, typer.Option(help="Budgets with commas between them, each the part of the blocks' parameters that stays.")
     ] = "0.5,0.33,0.25,0.15",
-    serve_as: Annotated[
+    to: Annotated[
         str | None,
         typer.Option(
-            "--for",
-            help="Also export the original and every budget, and compare these: one or more of openvino-int8, "
-            "onnx-int8, openvino and onnx, separated by commas. Default: int8 of the original alone, if a runtime "
+            help="Also export the original and every budget, and compare these: one or more forms of snnk export, "
+            "such as openvino-int8,onnx-int8. Default: int8 of the original alone, if a runtime "
             "for it is installed.",
             autocompletion=_options.complete(*_options.WORDS["form"]),
         ),
@@ -48,9 +47,10 @@ def command(
     save: Annotated[
         bool, typer.Option("--save", help="Keep the compressed models, in folders such as keep-0.33.")
     ] = False,
-    length: Annotated[
-        int, typer.Option(help="Tokens per text of the batches of 1 and 32 texts whose latency is measured.", min=1)
-    ] = 32,
+    tokens: Annotated[
+        str,
+        typer.Option(help="Batches whose latency is measured, separated by commas: inputs x tokens per text of each."),
+    ] = "1x32,32x32",
     threads: Annotated[int, typer.Option(help="Threads while latency is measured.", min=1)] = 1,
     layers: Annotated[str, typer.Option(help="all, top-6 (the last six), or numbers separated by commas.")] = "all",
     blocks: _options.Blocks = "all",
@@ -64,20 +64,20 @@ def command(
     recover_minutes: Annotated[
         float, typer.Option(help="Most minutes of distillation per budget with --recover auto.")
     ] = 5.0,
-    column: _options.Column = None,
+    text: _options.Text = None,
+    text_pair: _options.TextPair = None,
     max_length: _options.MaxLength = 128,
     seed: _options.Seed = 0,
 ) -> None:
     """Compress a model with several budgets in one run, and compare size, latency and agreement."""
     options = {name: value for name, value in locals().items() if name not in ("model", "calibration", "out")}
     options["recover"] = _options.steps(recover)
-    options["serve_as"] = None if serve_as is None else serve_as.split(",")
+    options["to"] = None if to is None else to.split(",")
+    options["tokens"] = [_options.batch(part) for part in tokens.split(",")]
     try:
-        options["budgets"] = [float(part) for part in budgets.split(",")]
+        options["keep"] = [float(part) for part in keep.split(",")]
     except ValueError:
-        raise ValueError(
-            f"--budgets must be numbers with commas between them, such as 0.5,0.25; got {budgets!r}"
-        ) from None
+        raise ValueError(f"--keep must be numbers with commas between them, such as 0.5,0.25; got {keep!r}") from None
     _io.check_out(out, new=not checkpoint_of(out).exists())
     _options.require("transformers", extra="hf")
     from snnk.hf import frontier

@@ -212,7 +212,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
                 if row is None:
                     chosen, changed, start = WAYS[way], copy.deepcopy(model), time.perf_counter()
                     together = task.calibration if chosen.blocks == "all" else None
-                    plan = hf.plan(changed, keep=keep, kind=chosen.kind, blocks=chosen.blocks, batches=together)
+                    plan = hf.plan(changed, keep=keep, feature_map=chosen.kind, blocks=chosen.blocks, batches=together)
                     hf.compress_(
                         changed,
                         plan,

@@ -107,7 +107,7 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
                     row = results.find(**key)
                     if row is None:
                         decay = config.weight_decay_large if GLUE[task].large else config.weight_decay
-                        options = {"task": task, "weight_decay": decay, "max_length": config.max_length, "seed": seed}
+                        options = {"glue": task, "weight_decay": decay, "max_length": config.max_length, "seed": seed}
                         found = uptrained(files, k, config, metric_of(task), inputs, **options)
                         row = results.add({**key, "blocks": blocks, **found, "paper_full": FULL.get(task)})
                     yield row

@@ -10,6 +10,7 @@ from snnk.finetune.settings import TrainingSettings
 
 POOLING = ("model", "mean", "layers", "pairs")
 STARTS = ("closed-form", "random")
+TASKS = ("auto", "regression", "classification")
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,9 @@ class FinetuneConfig:
             or folders of images with one subfolder per class. Without `validation`, a tenth of train is held out.
         text, text_pair, label: names of columns. By default `text` is the first column of strings, and there is no
             `text_pair`.
-        task, data_dir: a GLUE task and the folder of its files, instead of `train`. Its dev file is the test.
-        regression: True if labels are numbers, False if they are classes. By default, labels with a decimal point are
-            numbers.
+        glue, data_dir: a task of GLUE and the folder of its files, instead of `train`. Its dev file is the test.
+        task: "regression" if labels are numbers, "classification" if they are classes. Default: "auto", where labels
+            with a decimal point are numbers.
         pooling: "model"; or "mean" of all tokens, for encoders whose pooler was never trained; or "layers", the means
             of four layers side by side; or "pairs", for sentence encoders and pairs of texts, which are read apart and
             compared in four layers. Default: "mean" ("layers" for closed-form) or "pairs" for
@@ -57,9 +58,9 @@ class FinetuneConfig:
     text: str | None = None
     text_pair: str | None = None
     label: str = "label"
-    task: str | None = None
+    glue: str | None = None
     data_dir: str | None = None
-    regression: bool | None = None
+    task: str = "auto"
     pooling: str | None = None
     num_features: int | None = None
     layers: str | None = None
@@ -84,16 +85,18 @@ class FinetuneConfig:
         for name in ("num_features", "max_length", "limit_train"):
             if (value := getattr(self, name)) is not None:
                 _checks.positive_int(value, name)
-        if (self.task is None) == (self.train is None) or (self.task is None) != (self.data_dir is None):
+        _checks.choose(self.task, TASKS, "task")
+        if (self.glue is None) == (self.train is None) or (self.glue is None) != (self.data_dir is None):
             raise ValueError(
-                "give either train (a file, a folder or a name on the hub), or task and data_dir for GLUE's files"
+                "give either train (a file, a folder or a name on the hub), or glue and data_dir for GLUE's files"
             )
-        if self.task is not None:
-            given = {"text": self.text, "text_pair": self.text_pair, "regression": self.regression}
+        if self.glue is not None:
+            given = {"text": self.text, "text_pair": self.text_pair}
             given |= {} if self.label == "label" else {"label": self.label}
+            given |= {} if self.task == "auto" else {"task": self.task}
             listed = [f"{name}={value!r}" for name, value in given.items() if value is not None]
             if listed:
-                raise ValueError(f"task {self.task!r} has columns and labels of its own; leave out {', '.join(listed)}")
+                raise ValueError(f"glue {self.glue!r} has columns and labels of its own; leave out {', '.join(listed)}")
         method = METHODS[self.method]
         if self.num_features is not None and method.features is None:
             raise ValueError(f"method {self.method!r} has no features to count; leave their number out")

@@ -130,7 +130,7 @@ class Labels:
             raise ValueError(f"all labels of {source} are {names[0]!r}; at least two classes are needed")
         if len(names) > max(2, len(values) // 2):
             raise ValueError(
-                f"{source} has {len(names)} classes in {len(values)} rows; give the label column, or use regression"
+                f"{source} has {len(names)} classes in {len(values)} rows; give the label column, or task regression"
             )
         return cls(tuple(names))
 

@@ -43,7 +43,7 @@ GLUE = {
 
 def glue_files(task: str, folder: Path) -> tuple[GlueTask, Path, Path]:
     """The task, its training file and its dev file, plain or .gz, in `folder` or in the task's folder there."""
-    row = _checks.look_up(task, GLUE, "task")
+    row = _checks.look_up(task, GLUE, "glue task")
     found = []
     for part in ("train", row.dev):
         places = [d / f"{part}.tsv{end}" for d in (folder / row.folder, folder) for end in ("", ".gz")]

@@ -61,9 +61,9 @@ def read(config: FinetuneConfig, processor: Any, images: bool) -> Inputs:
     """All data of a run, tokenised; the validation part is taken from train unless there is a file for it."""
     described: dict[str, Any] = {}
     task = header = None
-    if config.task is not None:
-        task, file, dev = glue_files(config.task, Path(str(config.data_dir)))
-        described, header = {"task": config.task, "large": task.large}, task.columns
+    if config.glue is not None:
+        task, file, dev = glue_files(config.glue, Path(str(config.data_dir)))
+        described, header = {"task": config.glue, "large": task.large}, task.columns
         sources = [str(file), config.validation, config.test or str(dev)]
         text, pair, label = task.text, task.pair, task.label
     else:
@@ -78,7 +78,7 @@ def read(config: FinetuneConfig, processor: Any, images: bool) -> Inputs:
             files, values = labelled_images(Path(source))
             return _Rows(source, files, None, values)
         found = read_columns(source, header, spare=task is not None)
-        if config.task == "cola" and "index" in found.get("source", [])[:1]:
+        if config.glue == "cola" and "index" in found.get("source", [])[:1]:
             raise ValueError(f"{source} is GLUE's test file, which has no labels; use the dev file")
         if not text:
             strings = [name for name, is_string in arrow_columns(source).items() if is_string]
@@ -89,7 +89,7 @@ def read(config: FinetuneConfig, processor: Any, images: bool) -> Inputs:
 
     train = read_part(str(sources[0]))
     others = [None if source is None else read_part(source) for source in sources[1:]]
-    labels = Labels.of(train.labels, train.source, config.regression)
+    labels = Labels.of(train.labels, train.source, None if config.task == "auto" else config.task == "regression")
     length = min(config.max_length, getattr(processor, "model_max_length", config.max_length))
     if not images:
         length = min(length, token_limit(read_config(config.model)) or length)

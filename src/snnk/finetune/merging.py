@@ -24,6 +24,7 @@ from snnk.hf.data import ARROW, LINES, file_format
 from snnk.hf.models import place, quiet, token_limit
 
 LENGTH = 128  # tokens per calibration text at most
+Columns = tuple[str | None, str | None]  # of texts, and of second texts
 
 
 @quiet()
@@ -33,7 +34,8 @@ def merge(
     *,
     base: str | None = None,
     calibration: str | Path | None = None,
-    column: str | Sequence[str] | None = None,
+    text: str | None = None,
+    text_pair: str | None = None,
     max_loss: float = 0.05,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
@@ -45,8 +47,8 @@ def merge(
         out: new folder, which `load` and `snnk predict` read without the base model; and, if the pooling is
             "model", transformers too.
         base: of `load`.
-        calibration, column: of `snnk.hf.compress`, for SNNK adapters: unlabelled texts or images like those in use.
-            Default: the general English text of snnk.
+        calibration, text, text_pair: of `snnk.hf.compress`, for SNNK adapters: unlabelled texts or images like those
+            in use. Default: the general English text of snnk.
         max_loss: for SNNK adapters, the largest part of predictions that may change, or 1 - Spearman correlation for
             numbers, on inputs that nothing was fitted to; above it nothing is written.
         seed: of the sample of calibration inputs.
@@ -73,7 +75,7 @@ def merge(
         mark_pairs(model)
     merged: dict[str, Any] = {"exact": True}
     if any(config.peft_type.startswith("SNNK") for config in model.peft_config.values()):
-        found = _calibration(model, processor, facts, calibration, column, seed)
+        found = _calibration(model, processor, facts, calibration, (text, text_pair), seed)
         model, merged = _merge_nearest(model, found, max_loss, say)
     else:
         model = model.merge_and_unload(safe_merge=True)
@@ -94,17 +96,19 @@ def merge(
 
 
 def _calibration(
-    model: Any, processor: Any, facts: dict[str, Any], path: str | Path | None, column: Any, seed: int
+    model: Any, processor: Any, facts: dict[str, Any], path: str | Path | None, columns: Columns, seed: int
 ) -> list[list[dict[str, Tensor]]]:
     """Batches to fit to, and others to measure with."""
     if facts["images"] and path is None:
         raise ValueError("an SNNK adapter is merged with unlabelled inputs; give a folder of images as calibration")
     described = facts.get("data", {})
     pair = described.get("text_pair")
+    text, text_pair = columns if any(columns) else calibration_columns(facts, path)
     found = load_calibration(
         path,
         processor,
-        column=column or calibration_columns(facts, path),
+        text=text,
+        text_pair=text_pair,
         pairs=path is None and pair is not None,
         max_length=min(LENGTH, token_limit(model.config.get_text_config()) or LENGTH),
         held_out=HELD_OUT,
@@ -115,12 +119,12 @@ def _calibration(
     return [list(found), list(found.held_out)]
 
 
-def calibration_columns(facts: dict[str, Any], path: str | Path | None) -> tuple[str, str] | None:
-    """The columns of pairs that a model was trained on, for a file with columns; None if it was trained on texts."""
+def calibration_columns(facts: dict[str, Any], path: str | Path | None) -> Columns:
+    """The columns of pairs that a model was trained on, for a file with columns; none if it was trained on texts."""
     described = facts.get("data", {})
     text, pair = described.get("text"), described.get("text_pair")
     if path is None or pair is None or file_format(Path(path))[0] not in (*LINES, *ARROW):
-        return None
+        return None, None
     return str(text), str(pair)
 
 

@@ -10,7 +10,7 @@ of the result. Without a file, the texts are those of general.py.
 from __future__ import annotations
 
 import random
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -108,7 +108,8 @@ def load_calibration(
     path: str | Path | None,
     processor: PreTrainedTokenizerBase | BaseImageProcessor,
     *,
-    column: str | Sequence[str] | None = None,
+    text: str | None = None,
+    text_pair: str | None = None,
     pairs: bool = False,
     max_length: int = 128,
     batch_size: int = 32,
@@ -124,10 +125,9 @@ def load_calibration(
         path: a file of `snnk.hf.data`, such as .jsonl, .csv, .tsv or .parquet; a folder of images; any other file has
             one text per line. None: the general text of snnk, which is English.
         processor: the model's tokenizer or image processor.
-        column: column of the texts. Default: the first column of texts, which the result's `column` names. Two names,
-            as a tuple or with a comma between them, are the columns of pairs, for cross-encoders and classifiers of
-            pairs.
-        pairs: read the general text as pairs of neighbouring texts; a file has pairs if `column` names two.
+        text: column of the texts. Default: the first column of texts, which the result's `column` names.
+        text_pair: column of second texts, for cross-encoders and classifiers of pairs. Default: there are no pairs.
+        pairs: read the general text as pairs of neighbouring texts; a file has pairs if `text_pair` is given.
         max_length: tokens per input; the rest of a longer text is cut off, and of a pair the end of the longer text.
         batch_size: texts or images per batch at most.
         max_tokens: tokens in all; a sample of about this size is drawn from a longer file.
@@ -152,7 +152,8 @@ def load_calibration(
         40 texts of lines.txt in 20 batches like [2, 2]
         >>> path = Path(tempfile.mkdtemp()) / "pairs.csv"
         >>> _ = path.write_text("question,answer\\n" + "one two,two\\n" * 40)
-        >>> print(load_calibration(path, PreTrainedTokenizerFast(tokenizer_object=words), column="question,answer"))
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+        >>> print(load_calibration(path, tokenizer, text="question", text_pair="answer"))
         40 pairs of pairs.csv, column 'question,answer'
     """
     path = None if path is None else Path(path)
@@ -164,8 +165,8 @@ def load_calibration(
     if path is None:
         if images:
             raise ValueError("there is no general calibration for images; name a folder of images like those in use")
-        if column is not None:
-            raise ValueError(f"the {GENERAL} has no columns; got column {column!r}: name a file that has, too")
+        if columns := _named(text, text_pair):
+            raise ValueError(f"the {GENERAL} has no columns; got {columns}: name a file that has, too")
     elif not path.exists():
         raise FileNotFoundError(f"no calibration file or folder {path}")
     elif path.is_dir() != images:
@@ -183,7 +184,7 @@ def load_calibration(
         drawn = general_texts((max_tokens + more_tokens) // SHORT + size * (held_out + FEWEST), seed=seed)
         chosen: list[Texts] = list(zip(*(drawn[i::size] for i in range(size)), strict=False))
     else:
-        texts, names = _texts(path, column)
+        texts, names = _texts(path, text, text_pair)
         room = slice(-length * CHARACTERS, None) if tokenizer.truncation_side == "left" else slice(length * CHARACTERS)
         stripped = (tuple(text.strip()[room] for text in parts) for parts in texts)
         # a text has at least one token, so that more texts than tokens are never needed
@@ -284,42 +285,45 @@ def _parts(items: list[T], batch_size: int) -> Iterator[list[T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def _texts(path: Path, column: str | Sequence[str] | None) -> tuple[Iterable[Texts], Texts]:
+def _texts(path: Path, text: str | None, text_pair: str | None) -> tuple[Iterable[Texts], Texts]:
     """The texts or pairs of a file, read one by one, and the names of their columns; plain lines have none."""
+    named = _named(text, text_pair)
     if file_format(path)[0] not in (*LINES, *ARROW):
-        if column is not None:
-            raise ValueError(f"{path} is read as lines of text, without columns; got column {column!r}")
+        if named:
+            raise ValueError(f"{path} is read as lines of text, without columns; got {named}: leave it out")
         return ((line,) for line in read_lines(path)), ()
     types = arrow_columns(path)
     strings = [name for name, is_string in types.items() if is_string]
     head = list(islice(read_rows(path, quoted=True, only=strings or None, at_once=HEAD), HEAD))
     if head and isinstance(head[0], str):  # JSONL of one string per line
-        if column is not None:
-            raise ValueError(f"{path} has a string per line, without columns; got column {column!r}")
+        if named:
+            raise ValueError(f"{path} has a string per line, without columns; got {named}: leave it out")
         return ((row,) for row in read_rows(path) if isinstance(row, str)), ()
     objects = [row for row in head if isinstance(row, dict)]
     if head and not objects:
         raise ValueError(f"{path} must have an object or a string per line; the first is {head[0]!r:.60}")
     columns = {**{name: [] for name in types}, **as_columns(objects, path)}
-    names = (text_column(columns, path, strings=strings),) if column is None else _named(column, columns)
+    first = text_column(columns, path, others=(text_pair,), strings=strings) if text is None else text
+    names = (first,) if text_pair is None else (first, text_pair)
     for name in names:
         column_of(columns, name, path)
     return _strings(path, names, list(columns)), names
 
 
-def _named(column: str | Sequence[str], columns: Container[str]) -> Texts:
-    """The name of one column or those of two: a name with a comma is one column, if there is such a column."""
-    if isinstance(column, str):
-        names = [column] if column in columns or "," not in column else [name.strip() for name in column.split(",")]
-    else:
-        names = list(column)
-    if (
-        len(names) not in (1, 2)
-        or len(set(names)) < len(names)
-        or not all(isinstance(name, str) and name for name in names)
-    ):
-        raise ValueError(f"column must be the name of one column, or two different names for pairs; got {column!r}")
-    return tuple(names)
+def _named(text: str | None, text_pair: str | None) -> str:
+    """The columns that were given, in words; two must differ.
+
+    Example:
+        >>> _named("question", "answer"), _named(None, None)
+        ("text 'question' and text_pair 'answer'", '')
+    """
+    given = {name: value for name, value in (("text", text), ("text_pair", text_pair)) if value is not None}
+    for name, value in given.items():
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"{name} must be the name of a column; got {value!r}")
+    if text is not None and text == text_pair:
+        raise ValueError(f"text and text_pair must be two different columns; got {text!r} for both")
+    return " and ".join(f"{name} {value!r}" for name, value in given.items())
 
 
 def _strings(path: Path, names: Texts, columns: list[str]) -> Iterator[Texts]:

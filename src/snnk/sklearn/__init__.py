@@ -3,8 +3,8 @@
     make_pipeline(SNNKFeatures(1024), LogisticRegression())      # or in one estimator: SNNKClassifier(1024)
 
 The options mean the same as those of `snnk fit` and `snnk.tabular.FitConfig`, and have the same values and defaults.
-Where scikit-learn has a word of its own, it is used: n_components (--features, num_features), alpha (--lam, lam) and
-random_state (--seed, seed).
+Where scikit-learn has a word of its own, it is used: n_components (--num-features, num_features), alpha (--lam, lam)
+and random_state (--seed, seed).
 
 X is an array, or a frame of pandas, Polars or pyarrow. A frame may have categories, texts, flags and dates, which
 become inputs as in `snnk fit`; this needs pyarrow.

@@ -140,24 +140,22 @@ class TableModel:
             return cut / cut.sum(1, keepdim=True)
         return self.calibration.probabilities(scores.clamp(*BOUNDS))
 
-    def predict(self, source: Source, *, missing: str | None = None) -> Iterator[tuple[list[Any], Tensor]]:
+    def predict(self, data: Source, *, missing: str | None = None) -> Iterator[tuple[list[Any], Tensor]]:
         """Yield (predictions, mask of the rows that they are for) per part of a table, in the order of its rows.
 
         The predicted class is the one with the largest probability.
 
         Args:
-            source: a file or folder, a frame, record batches, or a callable that returns some; see `snnk.tabular.fit`.
+            data: a file or folder, a frame, record batches, or a callable that returns some; see `snnk.tabular.fit`.
             missing: the policy for missing values; by default that of the fit.
         """
-        for part in self._predict(
-            Table(source, text=self.columns.texts), [c.name for c in self.columns.inputs], missing
-        ):
+        for part in self._predict(Table(data, text=self.columns.texts), [c.name for c in self.columns.inputs], missing):
             yield self._named(part), part.keep
 
     def write_predictions(
         self,
-        source: Source,
-        path: str | os.PathLike[str],
+        data: Source,
+        out: str | os.PathLike[str],
         *,
         missing: str | None = None,
         key: str | Sequence[str] = (),
@@ -172,24 +170,24 @@ class TableModel:
         as text. The other formats and `predict` have names as they are.
 
         Args:
-            source: a file or folder, a frame, record batches, or a callable that returns some; see `snnk.tabular.fit`.
-            path: the file, .csv, .jsonl or .parquet; it appears when all rows are written.
+            data: a file or folder, a frame, record batches, or a callable that returns some; see `snnk.tabular.fit`.
+            out: the file, .csv, .jsonl or .parquet; it appears when all rows are written.
             missing: the policy for missing values; by default that of the fit.
             key: columns that are copied, as a list or with commas between them. Those of a CSV file are copied as
                 texts, unless the model reads them.
             probabilities: whether to write the probabilities of classes.
             progress: called with the rows that are done and the number of rows, or 0 if that is unknown.
         """
-        path, target, keys = Path(path), self.columns.target, _rows.key_names(key)
+        path, target, keys = Path(out), self.columns.target, _rows.key_names(key)
         _rows.check_output(path)
         own = [c.name for c in (*self.columns.inputs, target)]
-        table = Table(source, text=[*self.columns.texts, *(name for name in keys if name not in own)])
+        table = Table(data, text=[*self.columns.texts, *(name for name in keys if name not in own)])
         absent = [name for name in keys if name not in table.names]
         if absent:
             raise ValueError(_absent(absent, table))
         names = [name for name in dict.fromkeys((*own, *keys)) if name in table.names]
         types = self._types(probabilities)
-        _rows.check_keys(keys, [*types], source if isinstance(source, str | os.PathLike) else "the table")
+        _rows.check_keys(keys, [*types], data if isinstance(data, str | os.PathLike) else "the table")
         rows, done, total = 0, 0, table.count_rows()
         score, drift, unseen = _Score(target), _Drift(self.columns), Counter[str]()
         known = {name: table.schema.field(name).type for name in keys} | types

@@ -103,22 +103,22 @@ class Part:
             self.stats.update(self._phi(part), target)
         return self
 
-    def read(self, source: Source, *, name: str = "", progress: Progress = silent) -> Part:
+    def read(self, data: Source, *, name: str = "", progress: Progress = silent) -> Part:
         """Add all rows of a table, or none if it cannot be read.
 
         Args:
-            source: that of `snnk.tabular.fit`; or an iterator of record batches, as the rows are read once.
+            data: that of `snnk.tabular.fit`; or an iterator of record batches, as the rows are read once.
             name: a name for the source. Rows that were read before are refused, unless their source has another name:
                 small sources can have equal rows by chance.
             progress: a function that is called with (what is being done, rows done, rows in all or 0).
         """
-        if isinstance(source, Iterator):
-            first = next(source, None)
+        if isinstance(data, Iterator):
+            first = next(data, None)
             if first is None:  # engines have empty partitions
                 return self
-            rest = chain([first], source)
+            rest = chain([first], data)
             return self.read(lambda: rest, name=name, progress=progress)
-        table, columns = Table(source, text=self.start.columns.texts), self.start.columns
+        table, columns = Table(data, text=self.start.columns.texts), self.start.columns
         names = [c.name for c in (*columns.inputs, columns.target)]
         absent = [column for column in names if column not in table.names]
         if absent:

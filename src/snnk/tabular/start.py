@@ -170,11 +170,11 @@ def new_sample(columns: int) -> Sample:
     return Sample(max(min(MOST_ROWS, MOST_NUMBERS // max(columns, 1)), ROWS))
 
 
-def prepare(source: Source, config: FitConfig, *, progress: Progress = silent) -> Start:
+def prepare(data: Source, config: FitConfig, *, progress: Progress = silent) -> Start:
     """Learn columns and features from a table, or from a sample of its rows in random order or not.
 
     Args:
-        source: a file or folder, a frame, or a callable that returns batches; see `snnk.tabular.fit`.
+        data: a file or folder, a frame, or a callable that returns batches; see `snnk.tabular.fit`.
         config: what to fit.
         progress: a function that is called with (what is being done, how many are done, how many there are).
 
@@ -185,7 +185,7 @@ def prepare(source: Source, config: FitConfig, *, progress: Progress = silent) -
         >>> start.columns.names, start.feature_map.num_features
         (['x'], 16)
     """
-    table = Table(source)
+    table = Table(data)
     scan, sample = Scan.start(table, config.target, config.drop), new_sample(len(table.names))
     scan.read(table, progress=lambda rows: progress("reading columns", rows, 0), sample=sample)
     table.check_unchanged()

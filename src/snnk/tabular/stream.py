@@ -39,7 +39,7 @@ VERSION = 2  # of the checkpoints
 
 
 def fit(
-    source: Source,
+    data: Source,
     out: str | os.PathLike[str],
     config: FitConfig,
     *,
@@ -52,7 +52,7 @@ def fit(
     on from its checkpoint in `out` when it is called again.
 
     Args:
-        source: a Parquet, Arrow, CSV or TSV file (CSV and TSV also as .gz), or a folder of such files; a
+        data: a Parquet, Arrow, CSV or TSV file (CSV and TSV also as .gz), or a folder of such files; a
             datasets.Dataset; anything with `__arrow_c_stream__`, such as a frame of pandas or Polars or a relation of
             DuckDB; a list of record batches; or a callable without arguments that returns a new iterator of them, as a
             fit reads its rows twice.
@@ -77,7 +77,7 @@ def fit(
     with ExitStack() as stack:
         stack.callback(workers.close)
         RidgeStats(config.num_features, 1, device=workers.device)  # too many features fail before anything is read
-        table = Table(source)
+        table = Table(data)
         Scan.start(table, config.target, config.drop)  # bad columns fail before anything is written
         _claim(out, workers, stack)
         checkpoint = Checkpoint(out / ".checkpoint", checkpoint_key(config, table, workers), workers)

@@ -27,8 +27,8 @@ Teacher = Callable[["pa.RecordBatch"], Any]
 
 
 def teach(
-    source: Source,
-    path: str | os.PathLike[str],
+    data: Source,
+    out: str | os.PathLike[str],
     teacher: Teacher,
     target: str,
     *,
@@ -38,8 +38,8 @@ def teach(
     """Write a Parquet file of a table whose target is what a teacher predicts; returns the number of rows.
 
     Args:
-        source: rows without labels; see `snnk.tabular.fit`. A column with the name of the target is left out.
-        path: the new file, which appears when all rows are written.
+        data: rows without labels; see `snnk.tabular.fit`. A column with the name of the target is left out.
+        out: the new file, which appears when all rows are written.
         teacher: maps a record batch (`batch.to_pandas()` gives a frame) to an array: (n,) numbers or names of classes,
             or (n, k) probabilities.
         target: name of the column of predictions.
@@ -56,11 +56,11 @@ def teach(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    _io.check_out(path)
-    table = Table(source)
+    _io.check_out(out)
+    table = Table(data)
     names = [name for name in table.names if name != target]
     done, total, writer = 0, table.count_rows(), None
-    with _io.replacing(path) as temporary:
+    with _io.replacing(out) as temporary:
         try:
             for label, batches in table.blocks(columns=names):
                 for batch in batches:

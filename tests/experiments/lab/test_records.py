@@ -14,7 +14,7 @@ from snnk.experiments.lab.records import Results, Stored
 
 
 def test_rows_are_resumed_for_the_same_configuration_only(tmp_path):
-    config = estimate.Config(dim=4, features=(4, 8), draws=1)
+    config = estimate.Config(in_features=4, num_features=(4, 8), draws=1)
     path = tmp_path / "rows.json"
     rows = estimate.run(config, Results(path, config))
     next(rows)  # stopped after the first
@@ -23,7 +23,7 @@ def test_rows_are_resumed_for_the_same_configuration_only(tmp_path):
     path.write_text(json.dumps(stored))
     again = list(estimate.run(config, Results(path, config)))
     assert again[0]["urf"] == -1.0 and again[1]["urf"] > 0
-    other = estimate.Config(dim=4, features=(4, 8), draws=2)
+    other = estimate.Config(in_features=4, num_features=(4, 8), draws=2)
     assert next(estimate.run(other, Results(path, other)))["urf"] > 0
     (kept,) = tmp_path.glob("rows.*.json")  # rows of the first configuration are not lost
     assert Stored(kept).rows[0]["urf"] == -1.0 and len(Stored(path).rows) == 1
@@ -65,7 +65,7 @@ def test_a_run_of_some_methods_leaves_the_others_in_the_file(tmp_path):
 
 def test_rows_that_were_put_aside_come_back(tmp_path):
     """Two configurations that take turns in one file, as a run and its --quick form do, lose nothing."""
-    config, other = estimate.Config(dim=4), estimate.Config(dim=5)
+    config, other = estimate.Config(in_features=4), estimate.Config(in_features=5)
     path = tmp_path / "rows.json"
     for seed in range(3):
         for own in (config, other):
@@ -91,7 +91,7 @@ def test_rows_name_the_processor_and_what_torch_makes_of_it(capability):
 
 def test_rows_of_a_file_without_environments(tmp_path):
     """Older files have one environment, which is that of all rows."""
-    results = Results(tmp_path / "rows.json", estimate.Config(dim=4))
+    results = Results(tmp_path / "rows.json", estimate.Config(in_features=4))
     results.add({"seed": 0})
     stored = json.loads(results.path.read_text())
     del stored["environments"], stored["rows"][0]["environment"]
@@ -101,7 +101,7 @@ def test_rows_of_a_file_without_environments(tmp_path):
 
 
 def test_a_full_disk_leaves_the_rows(tmp_path, monkeypatch):
-    config = estimate.Config(dim=4)
+    config = estimate.Config(in_features=4)
     results = Results(tmp_path / "rows.json", config)
     results.add({"seed": 0})
 

@@ -11,7 +11,7 @@ from helpers.experiments import Rows, table_row
 
 @pytest.mark.parametrize("name", ["snnk-pooler", "houlsby"])
 def test_a_method_as_an_object_is_that_of_its_name(name, files):
-    options = {"task": "cola", "num_features": 4, "max_steps": 6, "batch_size": 16, "seed": 3}
+    options = {"glue": "cola", "num_features": 4, "max_steps": 6, "batch_size": 16, "seed": 3}
     named = tuning.tuned(files, method=name, **options)
     given = tuning.tuned(files, METHODS[name], method=name, **options)
     first, second = (tuning.row_of(found, "mcc") for found in (named, given))
@@ -23,7 +23,7 @@ def test_a_method_as_an_object_is_that_of_its_name(name, files):
 def test_variants_differ_from_what_they_vary(files):
     known = tuning.variants()
     assert set(known) == {"pooler", "psi-pooler", "tanh-pooler", "random-pooler", "bundled-solved", "pfeiffer"}
-    options = {"method": "snnk-pooler", "task": "stsb", "num_features": 8, "max_steps": 0}
+    options = {"method": "snnk-pooler", "glue": "stsb", "num_features": 8, "max_steps": 0}
     ways = [known["tanh-pooler"][1], known["random-pooler"][1], None]
     losses = [tuning.tuned(files, way, **options).metrics["scores"]["test"]["loss"] for way in ways]
     assert len(set(losses)) == 3

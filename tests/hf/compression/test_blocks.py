@@ -129,7 +129,7 @@ def test_refused_blocks_stay():
 def test_random_features(row, kind, tmp_path):
     """Enough of them do well; every block has its own; loaded again they do the same."""
     model, batches = make(row), some_batches(row, count=40)
-    report = compress_(model, plan(model, keep=0.99, kind=kind), batches)
+    report = compress_(model, plan(model, keep=0.99, feature_map=kind), batches)
     first, second = (ffn.slot("up").map.projection for ffn in find_ffns(model))
     assert not torch.allclose(first / first.norm(), second / second.norm(), atol=1e-2)
     model.save_pretrained(tmp_path)
@@ -295,7 +295,7 @@ def test_bad_batches():
         compress_(model, sizes, [torch.zeros(2, 3)])
     with pytest.raises(ValueError, match="were replaced before; start from the original model"):
         twice = make("bert")
-        compress_(twice, plan(twice, keep=0.5, kind="random-relu"), some_batches())
+        compress_(twice, plan(twice, keep=0.5, feature_map="random-relu"), some_batches())
         plan(twice, keep=0.5)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 

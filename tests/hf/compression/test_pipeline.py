@@ -133,11 +133,11 @@ def test_texts_are_left_out_on_request(run, bert, many, tmp_path):
     command = ["compress", bert, "--calibration", many, "--refine", 0, "--keep", 0.5]
     code, _, _ = run(*command, "--out", tmp_path / "with")
     assert code == 0 and shown(tmp_path / "with") == {"report.json", "report.html"}
-    code, out, _ = run(*command, "--no-texts", "--out", tmp_path / "without")
-    assert code == 0 and shown(tmp_path / "without") == set() and "--no-texts" not in out
+    code, out, _ = run(*command, "--hide-texts", "--out", tmp_path / "without")
+    assert code == 0 and shown(tmp_path / "without") == set() and "--hide-texts" not in out
     report = json.loads((tmp_path / "without" / "report.json").read_text())
     assert report["held_out"][0]["worst"] == [] and report["held_out"][0]["inputs"] == 90
-    assert report["settings"]["texts"] is False
+    assert report["settings"]["show_texts"] is False
 
 
 def test_a_file_of_copies_is_measured_on_the_batches_that_compress_holds_out(bert, tmp_path):
@@ -231,7 +231,7 @@ def test_a_model_of_pairs_without_a_file(tmp_path, options, kind):
     found = compress(folder, texts, out=tmp_path / "again", **common)
     assert any("reads pairs of texts" in warning for warning in found["warnings"]) == (kind == "pairs")
     with pytest.raises(ValueError, match=r"give one, or leave out column 'one,two'"):
-        compress(folder, out=tmp_path / "third", column="one,two")
+        compress(folder, out=tmp_path / "third", text="one", text_pair="two")
 
 
 @pytest.mark.parametrize("base", [False, True])

@@ -81,7 +81,7 @@ def test_plans_of_files_are_checked(bert):
 
 @pytest.mark.parametrize(("old", "new"), [("relu", "random-relu"), ("cos", "random-fourier")])
 def test_plans_from_before_the_rename_load(bert, old, new):
-    sizes = plan(bert, keep=0.5, kind=new)
+    sizes = plan(bert, keep=0.5, feature_map=new)
     stored = json.loads(json.dumps(sizes.to_dict()).replace(new, old))
     assert old in str(stored) and new not in str(stored)
     assert Plan.from_dict(stored) == sizes
@@ -291,7 +291,7 @@ def test_sizes_are_met_or_refused(row, kind, dtype):
     for share in (0.02, 0.1, 0.5, 0.97):
         target = size - blocks + share * blocks
         try:
-            sizes = plan(model, target_size=target, kind=kind)
+            sizes = plan(model, target_size=target, feature_map=kind)
         except ValueError as error:
             assert "the target cannot be reached with equal shares: " in str(error) and share <= 0.1
             refused += 1
@@ -300,7 +300,7 @@ def test_sizes_are_met_or_refused(row, kind, dtype):
             assert target - step <= after <= target
     assert 1 <= refused <= 2
     with pytest.raises(ValueError, match=rf"target_size {size} is met by the model as it is, which takes .* MB"):
-        plan(model, target_size=size, kind=kind)
+        plan(model, target_size=size, feature_map=kind)
 
 
 def _sizes(model):
@@ -364,12 +364,12 @@ def test_times_and_not_parameters_decide(bert):
 def test_a_latency_of_random_features(kind):
     model = make("llama")
     timings = made_up_timings(model, kind)
-    sizes = plan(model, target_speedup=1.2, kind=kind, timings=timings)
+    sizes = plan(model, target_speedup=1.2, feature_map=kind, timings=timings)
     assert {b.kind for b in sizes.blocks} == {kind} and sizes.predicted_seconds <= timings.seconds / 1.2
     with pytest.raises(
         ValueError, match=rf"have no times of {kind!r}, only of dense, drop, linear, atoms; measure them"
     ):
-        plan(model, target_speedup=1.2, kind=kind, timings=made_up_timings(model))
+        plan(model, target_speedup=1.2, feature_map=kind, timings=made_up_timings(model))
 
 
 def test_a_plan_keeps_its_timings(bert, tmp_path):
@@ -395,7 +395,7 @@ def test_a_plan_keeps_its_timings(bert, tmp_path):
 def test_keep_is_a_share_of_parameters_for_random_features_of_gated_blocks(kind):
     model = make("llama")
     for keep in (0.3, 0.5, 0.9):
-        block = plan(model, keep=keep, kind=kind).blocks[0]
+        block = plan(model, keep=keep, feature_map=kind).blocks[0]
         assert keep - 2 * (16 + 17) / block.parameters_before < block.parameters / block.parameters_before <= keep
     assert plan(make("bert"), keep=0.5, kind=kind).blocks[0].num_features == WIDTH // 2
 

@@ -250,7 +250,7 @@ def test_static_int8_for_openvino_from_the_command(exported, tmp_path, run, brie
     need("nncf")
     model, folder, texts, *_ = exported
     out = tmp_path / "served"
-    args = ("--to", "openvino", "--int8", "static", "--calibration", texts, "--out", out, "--no-texts")
+    args = ("--to", "openvino-int8", "--calibration", texts, "--out", out, "--hide-texts")
     code, printed, err = run("export", folder, *args)
     assert code == 0, err
     assert "openvino int8 static" in printed and "openvino/openvino_model.xml" in printed
@@ -266,7 +266,7 @@ def test_static_int8_for_openvino_from_the_command(exported, tmp_path, run, brie
 
 def test_a_loss_above_the_limit_leaves_nothing(exported, tmp_path, same_graph):
     _, folder, texts, *_ = exported
-    options = {"to": "onnx", "int8": "dynamic", "max_loss": 1e-9, "out": tmp_path / "out"}
+    options = {"to": "onnx-int8", "max_loss": 1e-9, "out": tmp_path / "out"}
     with pytest.raises(ValueError, match=r"loses \S+ against PyTorch \(1 - mean cosine\), more than max_loss 1e-09"):
         export(folder, texts, **options)
     assert list(tmp_path.iterdir()) == []
@@ -304,17 +304,17 @@ def test_a_model_that_cannot_be_exported_names_the_module(tmp_path):
 
 def test_bad_arguments(bert, texts, tmp_path):
     out = tmp_path / "out"
-    with pytest.raises(ValueError, match="unknown format 'onix'; did you mean 'onnx'"):
+    with pytest.raises(ValueError, match="unknown form 'onix'; did you mean 'onnx'"):
         export(bert, texts, to="onix", out=out)
-    with pytest.raises(ValueError, match=r"unknown int8 for openvino 'dynamic'\. Known: static"):
-        export(bert, texts, to="openvino", int8="dynamic", out=out)
+    with pytest.raises(ValueError, match="unknown form 'openvino-int8-dynamic'; did you mean 'openvino-int8'"):
+        export(bert, texts, to="openvino-int8-dynamic", out=out)
     with pytest.raises(FileExistsError, match="exists already; choose another name"):
         export(bert, texts, to="onnx", out=bert)
     with pytest.raises(FileNotFoundError, match="no calibration file or folder"):
         export(bert, tmp_path / "none.txt", to="onnx", out=out)
     (tmp_path / "few.txt").write_text("\n".join(make_texts(20)))
-    with pytest.raises(ValueError, match=r"got \d+ texts, and at least 32 are needed .*--to onnx --int8 dynamic"):
-        export(bert, tmp_path / "few.txt", to="onnx", int8="static", out=out)
+    with pytest.raises(ValueError, match=r"got \d+ texts, and at least 32 are needed .*--to onnx-int8\)"):
+        export(bert, tmp_path / "few.txt", to="onnx-int8-static", out=out)
     assert not out.exists()
 
 
@@ -327,7 +327,7 @@ def test_an_export_is_no_model_to_export(exported, tmp_path):
 def test_a_missing_package_names_the_extra(monkeypatch, bert, texts, tmp_path):
     monkeypatch.setattr(forms, "find_spec", lambda name: None if name == "nncf" else name)
     with pytest.raises(ImportError, match=r"needs nncf; install the extra serve: pip install 'snnk\[serve\]'"):
-        export(bert, texts, to="openvino", int8="static", out=tmp_path / "out")
+        export(bert, texts, to="openvino-int8", out=tmp_path / "out")
 
 
 def test_the_loss_of_each_kind_of_output():
@@ -372,7 +372,9 @@ def test_a_reranker_returns_the_scores_of_the_cross_encoder(tmp_path, brief):
     pairs = list(zip(make_texts(80), make_texts(80, seed=1), strict=True))
     rows = "".join(f"{a},{b}\n" for a, b in pairs)
     (tmp_path / "pairs.csv").write_text(f"query,passage\n{rows}")
-    report = export(folder, tmp_path / "pairs.csv", column="query,passage", to="onnx", out=tmp_path / "served")
+    report = export(
+        folder, tmp_path / "pairs.csv", text="query", text_pair="passage", to="onnx", out=tmp_path / "served"
+    )
     assert report["inputs"] == ["input_ids", "attention_mask", "token_type_ids"] and report["outputs"] == ["logits"]
     assert report["stages"][1]["loss"] < 1e-6 and "Spearman" in report["held_out"][0]["figures"]
     assert any("agreement is measured on 8 held-out pairs" in warning for warning in report["warnings"])
@@ -478,13 +480,14 @@ def test_compress_ends_in_what_is_served(bert, texts, tmp_path, quick, brief, ru
     """A graph that loses too much leaves the checkpoint alone, from which a command with another limit goes on."""
     out = tmp_path / "small"
     args = ("compress", bert, "--calibration", texts, "--keep", 0.5, "--recover", 0, "--equal", "--out", out)
-    code, _, err = run(*args, "--for", "tflite")
+    code, _, err = run(*args, "--to", "tflite")
     assert code == 2 and "unknown form 'tflite'. Known: openvino-int8, onnx-int8, openvino, onnx" in err
     (tmp_path / "few.txt").write_text("\n".join(make_texts(20)))
-    few = ("compress", bert, "--calibration", tmp_path / "few.txt", "--out", out, "--for", "openvino-int8")
+    few = ("compress", bert, "--calibration", tmp_path / "few.txt", "--out", out, "--to", "openvino-int8")
     if find_spec("nncf") is not None:
         code, printed, err = run(*few)
-        assert code == 2 and "at least 32 are needed" in err and "or --for onnx-int8)" in err and "fitt" not in printed
+        assert code == 2 and "at least 32 are needed" in err and "fitt" not in printed
+        assert "dynamic int8 of ONNX (--to onnx-int8)" in err
         code, printed, err = run(*few, "--target-speedup", 1.3)
         assert code == 2 and "at least 32 are needed" in err and "measuring" not in printed
     write = graphs.write_onnx
@@ -496,9 +499,9 @@ def test_compress_ends_in_what_is_served(bert, texts, tmp_path, quick, brief, ru
         path.write_bytes(made.read_bytes())
 
     monkeypatch.setattr(graphs, "write_onnx", once)
-    code, _, err = run(*args, "--for", "onnx-int8", "--max-loss", 0)
+    code, _, err = run(*args, "--to", "onnx-int8", "--max-loss", 0)
     assert code == 2 and "more than max_loss 0.0: nothing was written" in err and not out.exists()
-    code, printed, err = run(*args, "--for", "onnx-int8", "--max-loss", 0.2)
+    code, printed, err = run(*args, "--to", "onnx-int8", "--max-loss", 0.2)
     assert code == 0, err
     assert "going on from" in printed and "onnx int8 dynamic" in printed
     report = json.loads((out / "report.json").read_text())

@@ -23,7 +23,7 @@ from helpers.heads import make
 from helpers.packages import need
 from helpers.texts import make_texts, save
 
-OPTIONS = {"budgets": [0.3, 0.6], "refine": 2, "recover": 6}
+OPTIONS = {"keep": [0.3, 0.6], "refine": 2, "recover": 6}
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ def test_each_budget_is_what_compress_makes_of_it(bert, many, tmp_path, monkeypa
 
 
 def test_latency_is_that_of_both_batches_on_one_thread(bert, texts, tmp_path):
-    found = frontier(bert, texts, out=tmp_path / "curve", length=7, **{**OPTIONS, "recover": 0})
+    found = frontier(bert, texts, out=tmp_path / "curve", tokens=[(1, 7), (32, 7)], **{**OPTIONS, "recover": 0})
     assert [part["inputs"] for part in found["latency"]] == ["1 x 7 tokens", "32 x 7 tokens"]
     assert {part["threads"] for part in found["latency"]} == {1} and {p["clock"] for p in found["latency"]} == {
         "processor"
@@ -133,7 +133,7 @@ def test_static_embeddings_are_compared_by_neighbours(texts, tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "model2vec.distill", SimpleNamespace(distill=lambda model_name, device: made))
     monkeypatch.setitem(sys.modules, "wordllama", None)  # fails to be imported
     folder, said = save(make("BertModel"), tmp_path / "bert"), []
-    options = {**OPTIONS, "budgets": [0.5], "recover": 0}
+    options = {**OPTIONS, "keep": [0.5], "recover": 0}
     assert len(frontier(folder, texts, out=tmp_path / "plain", **options)["points"]) == 2  # no sentence encoder
     (folder / "modules.json").write_text(
         json.dumps([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}])
@@ -154,7 +154,7 @@ def test_static_embeddings_are_compared_by_neighbours(texts, tmp_path, monkeypat
 def test_all_models_are_compared_as_they_are_served(bert, texts, tmp_path):
     form = "onnx-int8"
     need("onnxscript", "onnxruntime")
-    options = {**OPTIONS, "budgets": [0.5], "recover": 0, "serve_as": form}
+    options = {**OPTIONS, "keep": [0.5], "recover": 0, "to": form}
     points = frontier(bert, texts, out=tmp_path / "curve", **options)["points"]
     names = ["original", "keep 0.5", f"original, {form}", f"keep 0.5, {form}"]
     assert [point["name"] for point in points] == names and [p["keep"] for p in points] == [1.0, 0.5, 1.0, 0.5]
@@ -167,7 +167,7 @@ def test_all_models_are_compared_as_they_are_served(bert, texts, tmp_path):
 
 def test_int8_of_the_original_is_the_default_rival(bert, texts, tmp_path, monkeypatch):
     """A rival that cannot be made is a note; what was asked for by name is an error, before any fit."""
-    options = {**OPTIONS, "budgets": [0.5], "recover": 0}
+    options = {**OPTIONS, "keep": [0.5], "recover": 0}
     made, said = [], []
     monkeypatch.setattr(module, "_installed", lambda: ["openvino-int8", "onnx-int8"])
 
@@ -184,15 +184,15 @@ def test_int8_of_the_original_is_the_default_rival(bert, texts, tmp_path, monkey
     monkeypatch.setattr(module.graphs, "write_onnx", lambda *args: 1 / 0)
     monkeypatch.setattr(module, "fit_and_write", None)
     with pytest.raises(ZeroDivisionError):
-        frontier(bert, texts, out=tmp_path / "other", serve_as="onnx", **options)
+        frontier(bert, texts, out=tmp_path / "other", to="onnx", **options)
 
 
 def test_a_form_whose_package_is_missing_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("snnk.hf.serve.forms.find_spec", lambda name: None if name == "nncf" else name)
     with pytest.raises(ImportError, match=r"an export to openvino needs nncf; install the extra serve"):
-        frontier("no-such-model", out=tmp_path / "curve", serve_as="openvino-int8")
+        frontier("no-such-model", out=tmp_path / "curve", to="openvino-int8")
     with pytest.raises(ValueError, match="unknown form 'onxx'; did you mean 'onnx'"):
-        frontier("no-such-model", out=tmp_path / "curve", serve_as="onxx")
+        frontier("no-such-model", out=tmp_path / "curve", to="onxx")
 
 
 def test_too_few_tokens_leave_equal_shares(bert, texts, tmp_path, monkeypatch):
@@ -209,9 +209,9 @@ def test_too_few_tokens_leave_equal_shares(bert, texts, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"budgets": []}, r"budgets must be a list of numbers.*such as \[0.5, 0.25\]; got \[\]"),
-        ({"budgets": [0.5, 1.5]}, r"a budget must be at least 0.01 and less than 1, which is the original; got 1.5"),
-        ({"length": 0}, "length"),
+        ({"keep": []}, r"keep must be a list of numbers.*such as \[0.5, 0.25\]; got \[\]"),
+        ({"keep": [0.5, 1.5]}, r"keep must be at least 0.01 and less than 1, which is the original; got 1.5"),
+        ({"tokens": [(1, 0)]}, "length of tokens"),
         ({"column": "text"}, "column names columns of the calibration file"),
     ],
 )
@@ -226,17 +226,17 @@ def test_too_few_inputs_for_int8_leave_no_checkpoint(bert, tmp_path):
     need("openvino", "nncf")
     (tmp_path / "few.txt").write_text("\n".join(make_texts(20)))
     with pytest.raises(ValueError, match=r"got \d+ texts, and at least 32"):
-        frontier(bert, tmp_path / "few.txt", out=tmp_path / "curve", serve_as="openvino-int8", **OPTIONS)
+        frontier(bert, tmp_path / "few.txt", out=tmp_path / "curve", to="openvino-int8", **OPTIONS)
     assert {path.name for path in tmp_path.iterdir() if path.name.startswith(("curve", ".curve"))} == set()
 
 
 def test_the_command_shows_all_points(run, bert, texts, tmp_path):
-    options = ["--budgets", "0.5,0.3", "--refine", 2, "--recover", 0]
+    options = ["--keep", "0.5,0.3", "--refine", 2, "--recover", 0]
     code, out, err = run("frontier", bert, "--calibration", texts, *options, "--out", tmp_path / "curve")
     assert code == 0, err
     assert all(name in out for name in ("original", "keep 0.5", "keep 0.3", "report.html"))
-    code, _, err = run("frontier", bert, "--budgets", "half", "--out", tmp_path / "other")
-    assert code == 2 and "--budgets must be numbers with commas between them, such as 0.5,0.25; got 'half'" in err
+    code, _, err = run("frontier", bert, "--keep", "half", "--out", tmp_path / "other")
+    assert code == 2 and "--keep must be numbers with commas between them, such as 0.5,0.25; got 'half'" in err
 
 
 def report_of(*figures):

@@ -397,7 +397,7 @@ class TestCompress:
             (["--layers", "top-1"], "from 16 to 32; use --equal and --layers all without a plan, or --format snnk"),
             (["--blocks", "attention"], "no field for dimensions per head; use --blocks ffn, or --format snnk"),
             (["--joint"], "format 'plain' needs atoms, as many in every block (--equal); got joint"),
-            (["--kind", "random-relu"], "got kind 'random-relu'"),
+            (["--feature-map", "random-relu"], "got feature_map 'random-relu'"),
         ],
     )
     def test_it_is_refused_before_any_work(self, run, bert, tmp_path, options, message):

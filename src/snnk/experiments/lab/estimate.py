@@ -3,7 +3,7 @@
 Example:
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
-    ...     results, picture = estimate(Config(dim=8, features=(16, 64), draws=3), folder)
+    ...     results, picture = estimate(Config(in_features=8, num_features=(16, 64), draws=3), folder)
     >>> [row["num_features"] for row in results], picture.name
     ([16, 64], 'estimate.png')
 """
@@ -33,11 +33,11 @@ class Config:
     """Random inputs and weights of given norms: all pairs of `inputs` x and `outputs` w, under `draws` feature maps."""
 
     activation: str = "sin"
-    dim: int = 64
+    in_features: int = 64
     x_norm: float = 1.0
     w_norm: float = 1.0
     bias: float = 0.5
-    features: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024)
+    num_features: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024)
     draws: int = 50
     inputs: int = 64
     outputs: int = 64
@@ -45,9 +45,9 @@ class Config:
 
     def __post_init__(self) -> None:
         _checks.choose(self.activation, ACTIVATIONS, "activation")
-        for name in ("dim", "draws", "inputs", "outputs"):
+        for name in ("in_features", "draws", "inputs", "outputs"):
             _checks.positive_int(getattr(self, name), name)
-        for m in self.features:
+        for m in self.num_features:
             _checks.even_features(m)
         _checks.positive(self.x_norm, "x_norm")
         _checks.positive(self.w_norm, "w_norm")
@@ -66,7 +66,7 @@ def estimate(config: Config, out: str | Path, *, track: Track = all_rows) -> tup
     file = Path(out, "estimate.json")
     with _io.locked_output(file):
         results = Results(file, config, resume=False)
-        for _ in track(run(config, results), "estimating", len(config.features)):
+        for _ in track(run(config, results), "estimating", len(config.num_features)):
             pass
         return results, save_figure(plot(results), file.with_suffix(".png"))
 
@@ -88,21 +88,23 @@ def run(config: Config, results: Results) -> Iterator[Row]:
     Our maps are calibrated on other inputs and weights of the same norms, never on those that are measured.
     """
     generator = torch.Generator().manual_seed(config.seed)
-    x, other_x = (sphere(config.inputs, config.dim, config.x_norm, generator) for _ in range(2))
-    w, other_w = (sphere(config.outputs, config.dim, config.w_norm, generator) for _ in range(2))
+    x, other_x = (sphere(config.inputs, config.in_features, config.x_norm, generator) for _ in range(2))
+    w, other_w = (sphere(config.outputs, config.in_features, config.w_norm, generator) for _ in range(2))
     b = torch.full((config.outputs,), config.bias)
     kappa = config.x_norm * config.w_norm
     window = (config.bias - kappa, config.bias + kappa)
-    for m in config.features:
+    for m in config.num_features:
         row = results.find(num_features=m)
         if row is None:
             squared: dict[str, list[float]] = {"urf": [], "projected": [], "paper": []}
             for draw in range(config.draws):
                 common: dict[str, Any] = {"seed": config.seed + draw, "on_error": "ignore"}
-                urf = URF(config.dim, m, config.activation, **common).calibrate(other_x, other_w, b)
-                projected = ProjectedURF(config.dim, m, config.activation, **common).calibrate(other_x, other_w, b)
+                urf = URF(config.in_features, m, config.activation, **common).calibrate(other_x, other_w, b)
+                projected = ProjectedURF(config.in_features, m, config.activation, **common).calibrate(
+                    other_x, other_w, b
+                )
                 norms: dict[str, Any] = {"x_norm": config.x_norm, "w_norm": config.w_norm}
-                paper = URF.paper(config.dim, m, config.activation, range=window, **norms, **common)
+                paper = URF.paper(config.in_features, m, config.activation, range=window, **norms, **common)
                 for name, fm in (("urf", urf), ("projected", projected), ("paper", paper)):
                     squared[name].append(squared_error(fm, x, w, b))
             row = results.add(

@@ -199,7 +199,7 @@ def measure(key: Row, config: Protocol, files: Mapping[str, str]) -> Row:
     base, variant = variants().get(name, (name, None))
     shared = ("epochs", "batch_size", "schedule", "dropout", "max_length")
     options: dict[str, Any] = {field: getattr(config, field) for field in shared}
-    options |= {"task": key["task"]} if glue else {}
+    options |= {"glue": key["task"]} if glue else {}
     options["pooling"] = None if name in UNTRAINED or METHODS[base].own_pooler or not glue else config.pooling
     if key["method"].endswith(PAIRS):
         options["pooling"] = "pairs"

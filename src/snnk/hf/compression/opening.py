@@ -124,7 +124,8 @@ def read_given(
     given = load_calibration(
         calibration,
         source.processor,
-        column=settings["column"],
+        text=settings["text"],
+        text_pair=settings["text_pair"],
         pairs=calibration is None and source.pairs,
         max_length=length,
         batch_size=CAUSAL_BATCH if is_causal(network) else BATCH,
@@ -189,7 +190,7 @@ def prepare(opened: Opened, calibration: Path | None, say: Callable[[str], None]
             part[:] = [batch and {name: x[:, None] for name, x in batch.items()} for batch in part]
     pooling, note = pooling_with_note(opened.folder)
     outputs = probe(network, inputs.batches[0], pooling)  # before any work
-    if settings["serve_as"] is not None:
+    if settings["to"] is not None:
         chosen = export_settings(settings)
         if chosen["int8"] is not None:
             quantizing.doubt(chosen["int8"], given.kind, given.items)  # refuses too few inputs

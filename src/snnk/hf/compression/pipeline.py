@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,19 +68,20 @@ def compress(
     tokens: tuple[int, int] = TOKENS,
     layers: str = "all",
     blocks: str = "all",
-    kind: str = "atoms",
+    feature_map: str = "atoms",
     plan: str | Path | None = None,
     joint: bool | None = None,
     refine: int | None = None,
     recover: int | str = AUTO,
     recover_minutes: float = 5.0,
     max_error: float | None = None,
-    column: str | Sequence[str] | None = None,
+    text: str | None = None,
+    text_pair: str | None = None,
     max_length: int = 128,
     widen: bool | None = None,
-    texts: bool = True,
+    show_texts: bool = True,
     format: str = "auto",
-    serve_as: str | None = None,
+    to: str | None = None,
     max_loss: float = MAX_LOSS,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
@@ -94,8 +95,9 @@ def compress(
             Default: the general English text of snnk, as pairs of texts if the configuration shows that the model
             reads pairs. Texts like those in use are better; images must be given.
         out: new folder for the compressed model, plan.json, report.json, report.html and a model card.
-        keep, target_size, target_speedup, target_latency, layers, blocks, kind: of `snnk.hf.plan`. Default: keep=0.33.
-        tokens: of `snnk.hf.plan`, for a speedup or a latency, which are those of the form `serve_as`.
+        keep, target_size, target_speedup, target_latency, layers, blocks, feature_map: of `snnk.hf.plan`.
+            Default: keep=0.33.
+        tokens: of `snnk.hf.plan`, for a speedup or a latency, which are those of the form `to`.
         plan: a plan.json, in place of these options.
         joint: choose numbers of atoms and ranks for all blocks together, from the calibration inputs, or (False) keep
             the same share of every block. Default: together for atoms, if there are enough tokens; but the same share
@@ -103,19 +105,19 @@ def compress(
         refine: of `snnk.hf.compress_`. Default: 120, or 0 for a decoder, as its distillation needs the time more.
         recover, recover_minutes, max_error, seed: of `snnk.hf.compress_`. The distillation also uses texts that
             the fit has no room for.
-        column: column of the texts. Default: the first column of texts. Two names, as a tuple or with a comma between
-            them, are the columns of pairs, for cross-encoders and classifiers of pairs.
+        text: column of the texts. Default: the first column of texts.
+        text_pair: column of second texts, for cross-encoders and classifiers of pairs.
         max_length: tokens per text or pair at most.
         widen: mix general text and words of the tokenizer's vocabulary into the texts to fit to, so that the model
             holds for other texts too. Default: for texts, except for decoders.
-        texts: show the held-out texts that lost most in report.json and report.html: the beginnings of ten at most.
+        show_texts: show the held-out texts that lost most in report.json and report.html: the beginnings of ten.
         format: "plain" for a model that loads without snnk: it has one size for all blocks, no biases that the family
             of the model lacks, and attention that stays as it is where the configuration has no field for its size.
             "snnk" for files that need `import snnk.hf`. Default: "auto", plain where the model turns out to fit the
             configuration of its family, with zeros for at most 5 % of the multiply-adds of its blocks.
-        serve_as: also export the result, as `snnk.hf.export` does: "openvino-int8" (static), "onnx-int8" (dynamic),
-            "openvino" or "onnx". The graph is in the same folder, and the report has size, latency and agreement
-            of every stage. Default: PyTorch alone.
+        to: also export the result, in a form of `snnk.hf.export`: "openvino-int8" (static), "onnx-int8" (dynamic),
+            "openvino", "onnx" or "onnx-int8-static". The graph is in the same folder, and the report has size, latency
+            and agreement of every stage. Default: PyTorch alone.
         max_loss: of `snnk.hf.export`: what the graph may lose against the compressed model.
         say: called with lines for people.
         progress: called with (step, blocks done, all blocks), then with (stage, steps done, all steps, note).
@@ -149,19 +151,20 @@ def compress(
         "tokens": check_tokens(tokens),
         "layers": layers,
         "blocks": blocks,
-        "kind": kind,
+        "feature_map": feature_map,
         "plan": None if plan is None else str(plan),
         "joint": joint,
         "refine": refine,
         "recover": recover,
         "recover_minutes": recover_minutes,
         "max_error": max_error,
-        "column": column,
+        "text": text,
+        "text_pair": text_pair,
         "max_length": max_length,
         "widen": widen,
-        "texts": texts,
+        "show_texts": show_texts,
         "format": _checks.choose(format, plain.FORMATS, "format"),
-        "serve_as": serve_as,
+        "to": to,
         "max_loss": max_loss,
         "seed": seed,
     }
@@ -193,14 +196,14 @@ def _plan(
     if settings["plan"] is not None:
         plan = Plan.load(settings["plan"])
         plan.check(model)
-        if plan.timings is not None and plan.timings.runtime != (settings["serve_as"] or TORCH):
+        if plan.timings is not None and plan.timings.runtime != (settings["to"] or TORCH):
             plan = replace(plan, timings=None)  # times of another form predict nothing here
         if plan.timings is not None:  # before any work, as the latency is measured at the end
             check_runs(model, tokens=plan.timings.tokens, runtime=plan.timings.runtime)
         return plain.check_plan(model, plan) if settings["format"] == "plain" else plan
     names = ("keep", "target_size", *TIMED)
-    options = {name: settings[name] for name in (*names, "tokens", "layers", "blocks", "kind")}
-    options["runtime"] = settings["serve_as"] or TORCH
+    options = {name: settings[name] for name in (*names, "tokens", "layers", "blocks", "feature_map")}
+    options["runtime"] = settings["to"] or TORCH
     if all(options[name] is None for name in names):
         options["keep"] = KEEP
     inputs = {"batches": batches} if choices is None else {"choices": choices}
@@ -235,7 +238,7 @@ def _fits(timings: Timings, opened: Opened) -> bool:
     """Whether times were measured for this model, form and batch."""
     settings, names = opened.settings, {block.name for block in find_blocks(opened.network)}
     (inputs, length), (asked, most) = timings.tokens, settings["tokens"]
-    same = timings.runtime == (settings["serve_as"] or TORCH) and inputs == asked and length <= most
+    same = timings.runtime == (settings["to"] or TORCH) and inputs == asked and length <= most
     return same and {name for group in timings.groups for name in group.blocks} <= names
 
 
@@ -250,7 +253,7 @@ def first_plan(
     try:
         plan = _plan(opened.network, settings, timings=timings, progress=progress)
     except Unreachable as error:
-        if settings["plan"] is not None or settings["kind"] != "atoms" or settings["joint"] is False:
+        if settings["plan"] is not None or settings["feature_map"] != "atoms" or settings["joint"] is False:
             raise
         return None, error.timings
     return plan, plan.timings
@@ -286,7 +289,7 @@ def fit_and_write(
     warned = _warn(known, say)
     if prepared.away and settings["plan"] is None and plan is not None:
         plan = _plan(network, {**settings, "layers": layers}, timings=plan.timings)
-    later = ("max_loss",) if timed else ("serve_as", "max_loss")  # on which the compressed model does not depend
+    later = ("max_loss",) if timed else ("to", "max_loss")  # on which the compressed model does not depend
     made_of = {name: value for name, value in settings.items() if name not in later}
     asked = {**made_of, "plan": None if settings["plan"] is None or plan is None else plan.to_dict()}
     key = fingerprint(asked, network, [*batches, *inputs.more])
@@ -329,7 +332,9 @@ def fit_and_write(
         say(f"saved as {saved['format']}: {saved['reason']}")
         warned += _warn([doubts.padded(settings["format"], saved, plain.MOST)], say)
         progress("comparing outputs", blocks, blocks)
-        sets = [measure(original, network, held, pooling=pooling, texts=settings["texts"]) for held in inputs.held_out]
+        sets = [
+            measure(original, network, held, pooling=pooling, texts=settings["show_texts"]) for held in inputs.held_out
+        ]
         for figures in (done.agreement, *(found["figures"] for found in sets)):
             _check_finite(figures)
         own = sets[0]
@@ -411,8 +416,8 @@ def _write(
         card = copy_others(prepared.folder, inner, temporary)
         network.save_pretrained(temporary / inner)
         plan.save(temporary / "plan.json")
-        if settings["serve_as"] is not None:
-            chosen = {**export_settings(settings), "texts": settings["texts"]}
+        if settings["to"] is not None:
+            chosen = {**export_settings(settings), "show_texts": settings["show_texts"]}
             options: dict[str, Any] = {"pooling": prepared.outputs.pooling, "say": say, "original": original}
             try:
                 found["served"] = make_graphs(network, prepared.inputs, temporary / inner, chosen, **options)

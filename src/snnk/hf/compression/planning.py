@@ -67,7 +67,7 @@ def plan(
     target_latency: str | float | None = None,
     layers: str | Iterable[int] = "all",
     blocks: str = "all",
-    kind: str = "atoms",
+    feature_map: str = "atoms",
     batches: Iterable[Batch] | None = None,
     choices: Choices | None = None,
     tokens: tuple[int, int] = TOKENS,
@@ -87,7 +87,7 @@ def plan(
             follow from times that are measured on this machine now, with the threads that torch has.
         layers: "all", "top-6" (the last six), "3,4,5", or a list of numbers.
         blocks: "all", "ffn" (feed-forward blocks alone), or "attention".
-        kind: what feed-forward blocks become: "atoms", neurons kept from the model itself; or random features,
+        feature_map: what feed-forward blocks become: "atoms", neurons kept from the model itself; or random features,
             "random-relu" or "random-fourier".
         batches: typical inputs of the model, at least two tokens per neuron of a block, for atoms only. Numbers of
             atoms and ranks are then chosen for all blocks together, and a feed-forward block may also become linear or
@@ -106,13 +106,13 @@ def plan(
         >>> [block.becomes for block in plan(model, keep=0.5).blocks]
         ['ranks 2 and 2', '1536 atoms', 'ranks 2 and 2', '1536 atoms']
     """
-    _checks.choose(kind, FEATURES, "kind")
+    kind = _checks.choose(feature_map, FEATURES, "feature_map")
     chosen = _choose_blocks(model, layers, blocks)
     replaced = [block.name for block in chosen if block.kind not in (KEPT, "atoms")]
     if replaced:
         raise ValueError(f"{', '.join(replaced)} were replaced before; start from the original model")
     if (batches is not None or choices is not None) and kind != "atoms":
-        raise ValueError(f"numbers are chosen jointly for atoms only; got kind={kind!r} with batches")
+        raise ValueError(f"numbers are chosen jointly for atoms only; got feature_map={kind!r} with batches")
     targets = {"target_size": target_size, "target_speedup": target_speedup, "target_latency": target_latency}
     given = {name: value for name, value in {"keep": keep, **targets}.items() if value is not None}
     if len(given) != 1:

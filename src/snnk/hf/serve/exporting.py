@@ -6,7 +6,7 @@ model in PyTorch. The output folder appears only if the loss of every stage is w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,11 @@ def export(
     *,
     to: str,
     out: str | Path,
-    int8: str | None = None,
     max_loss: float = MAX_LOSS,
-    column: str | Sequence[str] | None = None,
+    text: str | None = None,
+    text_pair: str | None = None,
     max_length: int = 128,
-    texts: bool = True,
+    show_texts: bool = True,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
@@ -49,16 +49,15 @@ def export(
             hub.
         calibration: unlabelled inputs like those of `snnk.hf.compress`, on which the loss is measured and with which
             int8 is calibrated. Default: the general English text of snnk.
-        to: "onnx" or "openvino".
+        to: "openvino" or "onnx", in float32; "openvino-int8", with fixed scales of activations from the calibration;
+            "onnx-int8", with scales that are computed for each batch; or "onnx-int8-static", with fixed ones.
         out: new folder for the graph, the tokenizer, all other files of the model's folder, and report.json.
-        int8: "dynamic" (ONNX only: scales of activations are computed for each batch) or "static" (fixed scales, from
-            the calibration). Default: float32.
         max_loss: nothing is written if a stage loses more on held-out inputs: 1 - mean cosine for vectors, 1 - part of
             equal predictions for classes, 1 - Spearman correlation for scores, log of the ratio of perplexities for
             decoders.
-        column: of the calibration file, as in `snnk.hf.compress`.
+        text, text_pair: columns of the calibration file, as in `snnk.hf.compress`.
         max_length: tokens per text or pair of the calibration at most; the graph takes any length.
-        texts: show the held-out texts that lost most in report.json and report.html.
+        show_texts: show the held-out texts that lost most in report.json and report.html.
         seed: of the sample of inputs.
         say: called with lines for people.
 
@@ -81,10 +80,11 @@ def export(
         >>> report["file"], report["outputs"], report["stages"][1]["name"]
         ('onnx/model.onnx', ['last_hidden_state'], 'onnx')
     """
-    settings = check_settings(to=to, int8=int8, max_loss=max_loss) | {
-        "column": column,
+    settings = check_settings(to=to, max_loss=max_loss) | {
+        "text": text,
+        "text_pair": text_pair,
         "max_length": max_length,
-        "texts": texts,
+        "show_texts": show_texts,
         "seed": seed,
     }
     out = Path(out)

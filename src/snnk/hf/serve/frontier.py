@@ -39,6 +39,7 @@ from snnk.hf.compression.outputs import VECTORS, Outputs, outputs_of
 from snnk.hf.compression.pipeline import default_settings, described_inputs, first_plan, fit_and_write
 from snnk.hf.compression.planning import Choices, measure_choices
 from snnk.hf.compression.settings import LEAST, check_settings, chosen_jointly
+from snnk.hf.compression.times import check_tokens
 from snnk.hf.compression.timing import described
 from snnk.hf.cost import bytes_of, counting_mode
 from snnk.hf.folders import makes_vectors
@@ -49,8 +50,8 @@ from snnk.hf.serve.frontier_page import FORMAT, html
 from snnk.hf.serve.latency import Run, clock_of, run_torch
 from snnk.hf.serve.static import Static, static_models
 
-BUDGETS = (0.5, 0.33, 0.25, 0.15)
-BATCHES = (1, 32)  # inputs per batch of the two latencies
+KEEP = (0.5, 0.33, 0.25, 0.15)
+TOKENS = ((1, 32), (32, 32))  # inputs, and tokens per text, of the batches whose latency is measured
 SECONDS = 30.0  # of the measurement of one of them, at most
 
 
@@ -95,18 +96,19 @@ def frontier(
     calibration: str | Path | None = None,
     *,
     out: str | Path,
-    budgets: Sequence[float] = BUDGETS,
-    serve_as: str | Sequence[str] | None = None,
+    keep: Sequence[float] = KEEP,
+    to: str | Sequence[str] | None = None,
     rivals: bool = True,
     save: bool = False,
-    length: int = 32,
+    tokens: Sequence[tuple[int, int]] = TOKENS,
     threads: int = 1,
     layers: str = "all",
     blocks: str = "all",
     refine: int | None = None,
     recover: int | str = AUTO,
     recover_minutes: float = 5.0,
-    column: str | Sequence[str] | None = None,
+    text: str | None = None,
+    text_pair: str | None = None,
     max_length: int = 128,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
@@ -118,15 +120,15 @@ def frontier(
         model: folder of a Hugging Face model, also of sentence-transformers, or its name on the hub.
         calibration: unlabelled inputs, as for `snnk.hf.compress`. Default: general English text.
         out: new folder for frontier.json and report.html.
-        budgets: values of `keep`, the part of the parameters of blocks that stays.
-        serve_as: "openvino-int8", "onnx-int8", "openvino" or "onnx", or a list of them: also export the original and
+        keep: the budgets, each the part of the parameters of blocks that stays, as in `snnk.hf.compress`.
+        to: a form of `snnk.hf.export`, such as "openvino-int8", or a list of them: also export the original and
             the model of every budget, and compare these. Default: int8 of the original alone, as a rival.
         rivals: points to compare with, as far as their packages are installed: int8 of the original (the extra serve)
             and, for a sentence encoder, static embeddings of model2vec and wordllama.
         save: also keep the compressed models, in folders such as keep-0.33 in `out`.
-        length: tokens per text of the batches of 1 and 32 texts whose latency is measured.
+        tokens: numbers of inputs, and of tokens per text, of the batches whose latency is measured.
         threads: of torch and of the other runtime while latency is measured.
-        layers, blocks, refine, recover, column, max_length, seed: of `snnk.hf.compress`, for every budget.
+        layers, blocks, refine, recover, text, text_pair, max_length, seed: of `snnk.hf.compress`, for every budget.
         recover_minutes: most minutes of distillation per budget, with recover="auto".
         say: called with lines for people.
         progress: called with (step, done, all), then with (stage, steps done, all steps, note).
@@ -146,16 +148,15 @@ def frontier(
         >>> sizes = dict(hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
         >>> BertModel(BertConfig(vocab_size=3, **sizes)).save_pretrained(folder / "model")
         >>> _ = (folder / "texts.txt").write_text("one two one two\\n" * 40)
-        >>> options = dict(budgets=[0.5], recover=0, rivals=False)
+        >>> options = dict(keep=[0.5], recover=0, rivals=False)
         >>> found = frontier(folder / "model", folder / "texts.txt", out=folder / "curve", **options)
         >>> [point["name"] for point in found["points"]]
         ['original', 'keep 0.5']
     """
     out, calibration = Path(out), None if calibration is None else Path(calibration)
-    budgets = check_budgets(budgets)
-    _checks.positive_int(length, "length")
+    budgets, batches = check_budgets(keep), check_batches(tokens)
     _checks.positive_int(threads, "threads")
-    forms = [serve_as] if isinstance(serve_as, str) else list(dict.fromkeys(serve_as or ()))
+    forms = [to] if isinstance(to, str) else list(dict.fromkeys(to or ()))
     for form in forms:
         check_form(form)
     settings = default_settings() | {
@@ -164,7 +165,8 @@ def frontier(
         "refine": refine,
         "recover": recover,
         "recover_minutes": recover_minutes,
-        "column": column,
+        "text": text,
+        "text_pair": text_pair,
         "max_length": max_length,
         "seed": seed,
     }
@@ -192,28 +194,28 @@ def frontier(
         if set(budgets) - set(done) and chosen_jointly(prepared.settings):
             progress("measuring choices for all budgets", 0, len(budgets))
             prepared, choices = _choices(prepared, say)
-        for i, keep in enumerate(budgets):
-            if keep in done:
+        for i, budget in enumerate(budgets):
+            if budget in done:
                 continue
-            say(f"keep {keep:g}, budget {i + 1} of {len(budgets)}")
+            say(f"keep {budget:g}, budget {i + 1} of {len(budgets)}")
             one = replace(
-                prepared, network=copy.deepcopy(prepared.network), settings={**prepared.settings, "keep": keep}
+                prepared, network=copy.deepcopy(prepared.network), settings={**prepared.settings, "keep": budget}
             )
             fit_and_write(
                 one,
-                plans[keep],
-                work / name_of(keep),
+                plans[budget],
+                work / name_of(budget),
                 say,
-                _named(progress, keep),
+                _named(progress, budget),
                 choices=choices,
                 original=prepared.network,
             )
-        found = _measured(prepared, budgets, work, forms, rivals, save, length, threads, say, progress)
+        found = _measured(prepared, budgets, work, forms, rivals, save, batches, threads, say, progress)
         with _io.new_folder(out) as temporary:
             _io.write_json(temporary / "frontier.json", found)
             (temporary / "report.html").write_text(html(found), encoding="utf-8")
-            for keep in budgets if save else ():
-                shutil.copytree(work / name_of(keep), temporary / name_of(keep))
+            for budget in budgets if save else ():
+                shutil.copytree(work / name_of(budget), temporary / name_of(budget))
         _remove(work)
         return found
 
@@ -227,12 +229,27 @@ def check_budgets(budgets: Sequence[float]) -> list[float]:
     """
     if not isinstance(budgets, list | tuple) or not budgets:
         raise TypeError(
-            f"budgets must be a list of numbers, parts of the blocks that stay, such as [0.5, 0.25]; got {budgets!r}"
+            f"keep must be a list of numbers, parts of the blocks that stay, such as [0.5, 0.25]; got {budgets!r}"
         )
     wrong = [keep for keep in budgets if not _checks.is_number(keep) or not LEAST <= keep < 1]
     if wrong:
-        raise ValueError(f"a budget must be at least {LEAST} and less than 1, which is the original; got {wrong[0]!r}")
+        raise ValueError(f"keep must be at least {LEAST} and less than 1, which is the original; got {wrong[0]!r}")
     return sorted({float(f"{keep:g}") for keep in budgets}, reverse=True)
+
+
+def check_batches(tokens: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The batches whose latency is measured, each once.
+
+    Example:
+        >>> check_batches([(1, 32), [8, 128], (1, 32)])
+        [(1, 32), (8, 128)]
+    """
+    if not isinstance(tokens, list | tuple) or not tokens or not all(isinstance(each, list | tuple) for each in tokens):
+        raise TypeError(
+            "tokens must be a list of batches, inputs and tokens per text of each, such as [(1, 32), (32, 32)]; got "
+            f"{tokens!r}"
+        )
+    return list(dict.fromkeys(check_tokens(each) for each in tokens))
 
 
 def name_of(keep: float) -> str:
@@ -298,7 +315,7 @@ def _measured(
     forms: Sequence[str],
     rivals: bool,
     save: bool,
-    length: int,
+    batches: Sequence[tuple[int, int]],
     threads: int,
     say: Callable[[str], None],
     progress: Progress,
@@ -350,9 +367,9 @@ def _measured(
     with ExitStack() as modes:
         for network in models:
             modes.enter_context(counting_mode(network))
-        for i, batch in enumerate(BATCHES):
-            progress("measuring latency", i, len(BATCHES))
-            inputs = graphs.example(original, names, (batch, length))
+        for i, batch in enumerate(batches):
+            progress("measuring latency", i, len(batches))
+            inputs = graphs.example(original, names, batch)
             runs = {point.name: point.run(inputs) for point in points}
             times.append(
                 latency.measure(runs, described(inputs), threads=threads, clock=clock_of(original), seconds=SECONDS)
@@ -373,10 +390,9 @@ def _measured(
         "warnings": warned,
         "settings": {
             **prepared.settings,
-            "keep": None,
-            "budgets": list(budgets),
-            "serve_as": ",".join(forms) or None,
-            "length": length,
+            "keep": list(budgets),
+            "to": ",".join(forms) or None,
+            "tokens": list(batches),
             "threads": threads,
         },
         "seed": prepared.settings["seed"],

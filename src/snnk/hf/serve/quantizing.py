@@ -39,8 +39,7 @@ def doubt(mode: str, kind: str, count: int) -> str | None:
     if count < LEAST:
         raise ValueError(
             f"static int8 takes its scales from the calibration inputs; got {count} {kind}, and at least {LEAST} are "
-            f"needed ({ENOUGH} or more are better): give more, or use ONNX with dynamic int8 (--to onnx --int8 "
-            "dynamic, or --for onnx-int8)"
+            f"needed ({ENOUGH} or more are better): give more, or use dynamic int8 of ONNX (--to onnx-int8)"
         )
     return f"{count} {kind} are few for the scales of int8: other inputs may exceed them; give {ENOUGH} or more"
 

@@ -23,7 +23,7 @@ from snnk.hf.compression.timing import described
 from snnk.hf.cost import bytes_of, counting_mode
 from snnk.hf.models import Batch
 from snnk.hf.serve import graphs, latency, quantizing
-from snnk.hf.serve.forms import require
+from snnk.hf.serve.forms import check_form
 from snnk.hf.serve.sessions import Session
 from snnk.hf.widening import Gathered
 
@@ -33,11 +33,11 @@ BATCHES, LENGTH = (1, 32), 32  # inputs and tokens of the batches whose latency 
 SECONDS = 5.0  # of the measurement of each
 
 
-def check_settings(*, to: str, int8: str | None, max_loss: float) -> dict[str, Any]:
-    """The settings of an export; an error for those that contradict each other, and for missing packages."""
+def check_settings(*, to: str, max_loss: float) -> dict[str, Any]:
+    """The settings of an export, with the form `to` as format and int8; an error for missing packages."""
     _checks.at_least_zero(max_loss, "max_loss")
-    require(to, int8)
-    return {"to": to, "int8": int8, "max_loss": max_loss}
+    format, int8 = check_form(to)
+    return {"to": format, "int8": int8, "max_loss": max_loss}
 
 
 def make_graphs(
@@ -58,7 +58,7 @@ def make_graphs(
         network: the model. It and `original` are converted to float32, after their sizes are taken.
         inputs: to calibrate with, and to measure on.
         folder: place of the model's configuration.
-        settings: "to", "int8", "max_loss" and "texts" of `export`.
+        settings: "to", "int8", "max_loss" and "show_texts" of `export`.
         pooling: of hidden states, for the measurements.
         say: called with lines for people.
         original: the model that `network` was made from, which the report compares with. Default: `network`.
@@ -92,7 +92,7 @@ def make_graphs(
     runs: dict[str, Callable[[Batch], latency.Run]] = {}
 
     def compared(model: PreTrainedModel, run: Session | None = None) -> list[dict[str, Any]]:
-        options: dict[str, Any] = {"pooling": pooling, "texts": settings["texts"], "run": run}
+        options: dict[str, Any] = {"pooling": pooling, "texts": settings["show_texts"], "run": run}
         return [measure(model, network, held, **options) for held in inputs.held_out]
 
     def torch_stage(name: str, model: PreTrainedModel) -> dict[str, Any]:
@@ -216,5 +216,5 @@ def _bytes(folder: Path) -> int:
 def _advice(to: str, mode: str | None) -> str:
     if mode is None:
         return "give a larger max_loss, or serve the model with PyTorch"
-    other = "--int8 dynamic, " if to == "onnx" and mode == "static" else ""
-    return f"use {other}no int8 (--for {to}, or no --int8), more texts like those in use, or a larger max_loss"
+    other = "dynamic int8 (--to onnx-int8), " if to == "onnx" and mode == "static" else ""
+    return f"use {other}float32 (--to {to}), more texts like those in use, or a larger max_loss"
