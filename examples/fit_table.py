@@ -8,14 +8,13 @@ The table is the breast cancer data of scikit-learn: 569 rows of 30 numbers and 
 import sys
 from pathlib import Path
 
-from sklearn.datasets import load_breast_cancer
+import tumours
 
 from snnk.tabular import FitConfig, Part, TableModel, fit, merge, prepare
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
-table = load_breast_cancer(as_frame=True).frame.sample(frac=1, random_state=0)
-for name, rows in {"train": slice(400), "one": slice(200), "two": slice(200, 400), "test": slice(400, None)}.items():
-    table[rows].to_csv(folder / f"{name}.csv", index=False)
+parts = {"train": slice(400), "one": slice(200), "two": slice(200, 400), "test": slice(400, None)}
+tumours.write(folder, parts)
 
 config = FitConfig(target="target", num_features=256)
 fit(folder / "train.csv", folder / "model", config)

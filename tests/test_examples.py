@@ -177,6 +177,14 @@ def test_messages_have_other_phrases_to_predict(example, tmp_path):
     assert not any(line.split("\t")[0] in row for line in train for row in rows)
 
 
+def test_the_tumours_are_a_table_for_fit(example, tmp_path):
+    pytest.importorskip("sklearn")
+    example("tumours.py")
+    train, test = ((tmp_path / f"{name}.csv").read_text().splitlines() for name in ("train", "test"))
+    assert (len(train), len(test)) == (401, 170) and len({*train[1:], *test[1:]}) == 569
+    assert train[0] == test[0] and train[0].split(",")[::30] == ["mean radius", "target"]
+
+
 def test_a_table_is_fitted_in_one_part_and_in_two(example, tmp_path):
     pytest.importorskip("sklearn")
     said = example("fit_table.py")

@@ -110,7 +110,7 @@ def test_the_schema_of_a_table_tells_texts(tmp_path, kind, column):
     body = pa.array([None] * 150 + texts, pa.string())
     ids = [str(i) for i in range(len(body))]
     path = write_arrow(tmp_path, kind, {"id": ids, "body": body.dictionary_encode(), "label": ["w7"] * len(body)})
-    found = load_calibration(path, make_tokenizer(), column=column)
+    found = load_calibration(path, make_tokenizer(), text=column)
     assert found.column == "body" and decoded(found) == sorted(texts)
     assert load_calibration(path, make_tokenizer(), text="id").items == len(ids)
     path = write_arrow(tmp_path, kind, {"n": range(len(ids)), "id": ids})

@@ -59,6 +59,18 @@ def test_the_version_is_that_of_the_package(file):
     assert found and found[1] == snnk.__version__
 
 
+def test_the_pages_have_every_extra_with_its_size():
+    extras = re.findall(
+        r"^(\w+) = \[", PROJECT.split("[project.optional-dependencies]")[1].split("\n[")[0], flags=re.MULTILINE
+    )
+    page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    sizes = dict(re.findall(r"^\| `(\w+)` \|[^|]*\| (\d*) ?\|", page, flags=re.MULTILINE))
+    assert set(sizes) == set(extras) and all(sizes[name] for name in sizes if name != "dev")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in re.search(r"pip install '\.\[([\w,]+)\]'", readme)[1].split(","):
+        assert re.search(rf"`{name}`[^;.]*\b{sizes[name]}\b", readme), f"the README has no size of {name}"
+
+
 def test_the_changelog_begins_with_what_people_look_for():
     """A summary of each version, then what is new by job, and old names at the end."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

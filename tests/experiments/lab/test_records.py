@@ -71,7 +71,7 @@ def test_rows_that_were_put_aside_come_back(tmp_path):
         for own in (config, other):
             results = Results(path, own)
             assert [row["seed"] for row in results] == list(range(seed))
-            results.add({"seed": seed, "dim": own.dim})
+            results.add({"seed": seed, "dim": own.in_features})
             assert len(list(tmp_path.iterdir())) == (1 if (seed, own) == (0, config) else 2)
     back = Results(path, config)
     assert back.back is not None and back.aside is not None

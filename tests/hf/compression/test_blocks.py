@@ -134,7 +134,7 @@ def test_random_features(row, kind, tmp_path):
     assert not torch.allclose(first / first.norm(), second / second.norm(), atol=1e-2)
     model.save_pretrained(tmp_path)
     assert torch.equal(outputs(hf.AutoModel.from_pretrained(tmp_path), batches[:2]), outputs(model, batches[:2]))
-    assert all(b.kind == kind for b in plan(make(row), keep=0.5, kind=kind).blocks)
+    assert all(b.kind == kind for b in plan(make(row), keep=0.5, feature_map=kind).blocks)
     assert all(b.error < 0.9 for b in report.blocks) and report.agreement["cosine"] > 0.9
 
 
@@ -273,8 +273,8 @@ def test_a_plan_is_json(tmp_path):
         ({"target_size": "small"}, "target_size must be like '200MB' or a positive number of bytes; got 'small'"),
         ({"keep": 0.5, "layers": "top-3"}, "layers can be 'top-2' at most, as there are 2; got 'top-3'"),
         ({"keep": 0.5, "layers": [2]}, r"layers must be among 0 to 1; got \[2\]"),
-        ({"keep": 0.5, "kind": "atom"}, "unknown kind 'atom'; did you mean 'atoms'"),
-        ({"keep": 0.5, "kind": "random-relu", "batches": [{}]}, "numbers are chosen jointly for atoms only"),
+        ({"keep": 0.5, "feature_map": "atom"}, "unknown feature_map 'atom'; did you mean 'atoms'"),
+        ({"keep": 0.5, "feature_map": "random-relu", "batches": [{}]}, "numbers are chosen jointly for atoms only"),
         ({"keep": 0.5, "batches": []}, "there are no batches to calibrate with"),
     ],
 )

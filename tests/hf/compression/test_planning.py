@@ -397,7 +397,7 @@ def test_keep_is_a_share_of_parameters_for_random_features_of_gated_blocks(kind)
     for keep in (0.3, 0.5, 0.9):
         block = plan(model, keep=keep, feature_map=kind).blocks[0]
         assert keep - 2 * (16 + 17) / block.parameters_before < block.parameters / block.parameters_before <= keep
-    assert plan(make("bert"), keep=0.5, kind=kind).blocks[0].num_features == WIDTH // 2
+    assert plan(make("bert"), keep=0.5, feature_map=kind).blocks[0].num_features == WIDTH // 2
 
 
 @pytest.mark.parametrize(

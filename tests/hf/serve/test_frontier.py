@@ -212,7 +212,10 @@ def test_too_few_tokens_leave_equal_shares(bert, texts, tmp_path, monkeypatch):
         ({"keep": []}, r"keep must be a list of numbers.*such as \[0.5, 0.25\]; got \[\]"),
         ({"keep": [0.5, 1.5]}, r"keep must be at least 0.01 and less than 1, which is the original; got 1.5"),
         ({"tokens": [(1, 0)]}, "length of tokens"),
-        ({"column": "text"}, "column names columns of the calibration file"),
+        (
+            {"text": "body"},
+            "text and text_pair name columns of the calibration file; give calibration, or leave out text .body.",
+        ),
     ],
 )
 def test_bad_options_are_refused_before_any_work(tmp_path, options, message):

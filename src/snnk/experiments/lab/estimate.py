@@ -152,7 +152,7 @@ def plot(results: Results) -> Figure:
     axes.set_xlabel("real features m")
     axes.set_ylabel("root mean squared error")
     norms = f"|x| = {c['x_norm']:g}, |w| = {c['w_norm']:g}"
-    axes.set_title(f"{c['activation']}(w.x + {c['bias']:g}), d = {c['dim']}, {norms}")
+    axes.set_title(f"{c['activation']}(w.x + {c['bias']:g}), d = {c['in_features']}, {norms}")
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3, which="both")
     return figure
