@@ -150,9 +150,8 @@ def _write_sums(data: Path, config: FitConfig, like: Path | None, out: Path) -> 
         part = Part(start).read(data, progress=show)
         part.save(out)
     say(f"sums of {part.rows:,} rows")
-    for name, number in part.unseen.items():
-        if number:
-            say(f"warning: {printable(name)}: {number:,} values are not among those of {like} and count as no category")
+    for said in start.columns.describe_unseen(part.unseen):
+        say(f"warning: {printable(said)}")
     wrote(out)
     if like is None:
         say(

@@ -183,7 +183,7 @@ class TableModel:
         path, target, keys = Path(path), self.columns.target, _rows.key_names(key)
         _rows.check_output(path)
         own = [c.name for c in (*self.columns.inputs, target)]
-        table = Table(source, text=[*self.columns.texts, *(name for name in keys if name not in own)])
+        table = Table(source, text=[*self.columns.texts, *(name for name in keys if name not in own)], exact=keys)
         absent = [name for name in keys if name not in table.names]
         if absent:
             raise ValueError(_absent(absent, table))

@@ -126,12 +126,12 @@ class Start:
     @cached_property
     def key(self) -> str:
         """A hash of the start; parts add if theirs are equal."""
-        return _digest(self.note(), self.tensors())
+        return digest(self.note(), self.tensors())
 
 
 def signed(note: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """The text of a note, with a hash of it and of the tensors."""
-    return json.dumps({**note, "digest": _digest(note, tensors)})
+    return json.dumps({**note, "digest": digest(note, tensors)})
 
 
 def read_file(path: str | os.PathLike[str]) -> tuple[Start, dict[str, Any], list[str]]:
@@ -143,7 +143,7 @@ def read_file(path: str | os.PathLike[str]) -> tuple[Start, dict[str, Any], list
         note = json.loads(text or "null")
         if not isinstance(note, dict) or note.get("format") != FORMAT:
             raise ValueError(f"it is not {FORMAT!r}")
-        if note.pop("digest", None) != _digest(note, tensors):
+        if note.pop("digest", None) != digest(note, tensors):
             raise ValueError("its contents are not those that were written")
         own = {name.removeprefix(MAP): tensor for name, tensor in tensors.items() if name.startswith(MAP)}
         return Start.of(note["start"], own), note, list(tensors)
@@ -156,13 +156,13 @@ def damaged(path: str | os.PathLike[str], error: Exception) -> ValueError:
     return ValueError(f"{path} holds no whole sums or start of snnk fit: {error}; copy it again, or make it again")
 
 
-def _digest(note: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """A hash of the contents of a file, so that damage to it is found."""
-    digest = hashlib.blake2b(json.dumps(note, sort_keys=True).encode(), digest_size=32)
+def digest(note: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """A hash of the contents of a file: JSON and tensors by name, so that damage to it is found."""
+    found = hashlib.blake2b(json.dumps(note, sort_keys=True).encode(), digest_size=32)
     for name, tensor in sorted(tensors.items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().data)
-    return digest.hexdigest()
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().contiguous().numpy().data)
+    return found.hexdigest()
 
 
 def new_sample(columns: int) -> Sample:
