@@ -95,7 +95,11 @@ def test_completed_words_are_those_of_the_tables():
     from snnk.hf.serve.forms import FORMS
     from snnk.maps import ACTIVATIONS, RANDOM_MAPS
 
-    assert set(WORDS["activation"]) <= set(ACTIVATIONS) and set(WORDS["map"]) == {"learned", *RANDOM_MAPS}
+    assert set(WORDS["activation"]) <= set(ACTIVATIONS) and set(WORDS["map"]) == {
+        "learned",
+        "learned-deep",
+        *RANDOM_MAPS,
+    }
     assert WORDS["blocks"] == BLOCKS and set(WORDS["kind"]) == set(FEATURES) and WORDS["form"] == tuple(FORMS)
 
 

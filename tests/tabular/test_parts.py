@@ -29,7 +29,11 @@ def start():
     return prepare(make_table(500), SMALL)
 
 
-@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, lam="gcv"), CLASSES], ids=["fixed", "gcv", "classes"])
+@pytest.mark.parametrize(
+    "config",
+    [CONFIG, replace(CONFIG, lam="gcv"), CLASSES, replace(CLASSES, feature_map="learned-deep")],
+    ids=["fixed", "gcv", "classes", "deep"],
+)
 def test_every_split_and_order_gives_the_model_of_one_fit(config, parquet, tmp_path):
     """To 1e-10, also the calibration; batches of any size, files and frames, through files and bytes."""
     report = fit(parquet, tmp_path / "whole", config)

@@ -23,7 +23,7 @@ WORDS = {
     "blocks": ("all", "ffn", "attention"),
     "form": ("openvino-int8", "onnx-int8", "openvino", "onnx"),
     "kind": ("atoms", "random-relu", "random-fourier"),
-    "map": ("learned", "random-fourier", "random-relu"),
+    "map": ("learned", "learned-deep", "random-fourier", "random-relu"),
 }
 
 FILES = ".csv, .tsv, .jsonl (each also as .gz), .parquet, .arrow"  # the formats of snnk.hf.data

@@ -52,7 +52,8 @@ def command(
         str,
         typer.Option(
             "--map",
-            help="learned (from a sample of the rows), random-fourier or random-relu.",
+            help="learned (from a sample of the rows), learned-deep (in two layers, for very many rows), "
+            "random-fourier or random-relu.",
             autocompletion=_options.complete(*_options.WORDS["map"]),
         ),
     ] = "learned",

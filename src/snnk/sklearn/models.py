@@ -196,7 +196,7 @@ class SNNKRegressor(RegressorMixin, _Closed):  # type: ignore[misc]
     Args:
         n_components, bandwidth, missing, standardize, random_state: as for SNNKFeatures.
         feature_map: "learned" (from the rows of `fit`, or the first batch of `partial_fit`; fewer than 200 rows have
-            random ones), "random-fourier" or "random-relu".
+            random ones), "learned-deep" (two layers), "random-fourier" or "random-relu".
         alpha: penalty, or "gcv" to choose it by generalised cross-validation.
 
     Example:

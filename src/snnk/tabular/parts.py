@@ -54,8 +54,8 @@ class Part:
         stats: the sums.
         held: a few of the rows, for the assessment.
         sources: the number of rows of each source that was read, by the hash of its rows.
-        unseen: the number of values, by column, that are unlike those of the start: other categories, and numbers that are
-            too far away.
+        unseen: the number of values, by column, that are unlike those of the start: other categories, and numbers that
+            are too far away.
 
     Example:
         >>> import pyarrow as pa

@@ -23,7 +23,7 @@ from torch import Tensor
 from snnk import _io
 from snnk.maps import FeatureMap, feature_map_from_config
 from snnk.tabular.columns import Columns
-from snnk.tabular.config import FitConfig
+from snnk.tabular.config import LEARNED, FitConfig
 from snnk.tabular.learned import choose_bandwidth, learn
 from snnk.tabular.model import ROWS
 from snnk.tabular.sample import MOST_NUMBERS, MOST_ROWS, Sample, content_hash, is_reserved
@@ -203,17 +203,18 @@ def make_start(config: FitConfig, columns: Columns, sample: pa.Table, progress: 
     used = ~is_reserved(content_hash(x))
     if bool(used.any()):
         x, y = x[used], y[used]
-    if config.feature_map != "learned" and isinstance(config.bandwidth, str):
+    if config.feature_map not in LEARNED and isinstance(config.bandwidth, str):
         fourier = config.feature_map == "random-fourier"  # others have no bandwidth, and any number will do
         m = min(config.num_features, 1024)
         bandwidth = choose_bandwidth(x, y, m, config.seed, columns.norm) if fourier else 1.0
         config = replace(config, bandwidth=bandwidth)
-    if config.feature_map == "learned":
+    if config.feature_map in LEARNED:
         fm = learn(
             x,
             y,
             config.num_features,
             classes=columns.target.categories is not None,
+            deep=config.feature_map == "learned-deep",
             seed=config.seed,
             progress=lambda done, total: progress("learning features", done, total),
         )
