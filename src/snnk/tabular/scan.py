@@ -453,7 +453,9 @@ class Scan:
         inputs = tuple(self._input(name, own, missing) for name in self.statistics if name != self.target)
         if not any(column.width for column in inputs):
             raise ValueError(
-                "no input columns have a value that is in several rows; name a table that has some, or add columns"
+                "no input columns have a value that is in several rows, or all rows of a category are equal but for "
+                "the target; name a table that has other columns, or add one that tells rows apart, such as a time "
+                "or a random number"
             )
         if not classes:
             own = replace(own, scale=float(target_unit(own.scale)))
