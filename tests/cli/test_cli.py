@@ -187,7 +187,7 @@ def test_completed_words_are_those_of_the_tables():
     from snnk.tabular import scan
 
     assert set(WORDS["activation"]) <= set(ACTIVATIONS) and set(WORDS["block_dtype"]) == set(BLOCK_DTYPES)
-    assert set(WORDS["features of tables"]) == {"learned", *RANDOM_MAPS}
+    assert set(WORDS["features of tables"]) == {"learned", "learned-deep", *RANDOM_MAPS}
     assert WORDS["blocks"] == BLOCKS and set(WORDS["features of blocks"]) == set(FEATURES)
     assert WORDS["form"] == tuple(FORMS) and WORDS["task"] == TASKS == scan.TASKS
 

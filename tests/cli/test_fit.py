@@ -153,7 +153,8 @@ def test_values_that_the_start_does_not_have_are_shown(run, folder):
     args = ("fit", "all.parquet", "--target", "y", "--like", "start.stats", "--stats-only", "--out", "all.stats")
     _, out, _ = run(*args)
     number = table["kind"].to_pylist().count("red")
-    assert f"warning: kind: {number} values are not among those of start.stats and count as no category" in out
+    said = f"warning: {number} values of 'kind' are not among those of the start and count as no category"
+    assert said in out
     _, out, _ = run("merge", "all.stats", "--out", "model")
     assert f"warning: {number} values of 'kind' are not among those of the start" in out
 

@@ -2,13 +2,14 @@
 
 import json
 
+import mpmath
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
 from sklearn import metrics
 
-from snnk.tabular.calibration import PENALTY, PlattScaling, expected_calibration_error, log_loss, roc_auc
+from snnk.tabular.calibration import FLOORS, PENALTY, PlattScaling, expected_calibration_error, log_loss, roc_auc
 
 
 def make_scores(n=400, k=3, seed=0):
@@ -194,3 +195,52 @@ def test_the_number_of_classes_must_fit():
         PlattScaling(1.0, (0.0, 0.0)).probabilities(torch.zeros(1, 3))
     with pytest.raises(ValueError, match=r"\(4, 2\) probabilities; got \(4, 3\)"):
         PlattScaling.fit(torch.zeros(4, 2), torch.ones(4, 3))
+
+
+def test_scores_that_are_probabilities_stay_what_they_are():
+    """With a floor, the calibration of true probabilities is the identity; a softmax of them is far from it."""
+    _, labels, p = make_scores(20_000)
+    found = PlattScaling.fit(p, labels, floors=FLOORS)
+    assert found.floor == min(FLOORS) and found.scale == pytest.approx(1, abs=0.05)  # the standard error is 0.01
+    assert float((found.probabilities(p) - p).abs().max()) < 0.03
+    plain = PlattScaling.fit(p, labels).probabilities(p)
+    assert float((plain - p).abs().max()) > 0.06 and log_loss(plain, labels) > log_loss(p, labels) + 0.002
+
+
+def test_the_floor_is_that_of_largest_likelihood():
+    """Scores with noise of 0.05 say little about probabilities below it."""
+    _, labels, p = make_scores(20_000)
+    noisy = p + 0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0)).double()
+    each = {f: log_loss(PlattScaling.fit(noisy, labels, floors=(f,)).probabilities(noisy), labels) for f in FLOORS}
+    found = PlattScaling.fit(noisy, labels, floors=FLOORS)
+    assert found.floor == min(each, key=each.get) > min(FLOORS)
+
+
+def test_floors_of_scores_below_zero():
+    """log((s + sqrt(s^2 + 4 f^2)) / 2), with 60 digits; s + sqrt(...) cancels in float64."""
+    mpmath.mp.dps = 60
+    scores = [-1e6, -1.0, -1e-3, 0.0, 1e-3, 0.5, 2.0]
+    found = PlattScaling(1.0, (0.0, 0.0), 0.01).logits(torch.tensor([[s, 3.0] for s in scores], dtype=torch.float64))
+    for s, row in zip(scores, found.tolist(), strict=True):
+        low, high = (
+            mpmath.log((v + mpmath.sqrt(mpmath.mpf(v) ** 2 + 4 * mpmath.mpf(0.01) ** 2)) / 2) for v in (s, 3.0)
+        )
+        assert row[0] - row[1] == pytest.approx(float(low - high), rel=1e-10)
+
+
+def test_floors_in_files():
+    found = PlattScaling(1.5, (0.0, 0.25), 0.03)
+    assert PlattScaling.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    for bad in (-0.1, 2.0, "0.1", True, None):
+        with pytest.raises(ValueError, match="floor of a calibration must be a number from 0 to 1; got"):
+            PlattScaling.from_dict({**found.to_dict(), "floor": bad})
+
+
+def test_few_rows_have_no_offsets():
+    """Forty rows of right scores are not worth three offsets, which would be noise; shifted scores are, with many."""
+    _, labels, p = make_scores(20_000)
+    few = PlattScaling.fit(p[:40], labels[:40], floors=FLOORS)
+    assert few.offset == (0.0, 0.0, 0.0) and few.floor in FLOORS
+    shifted = p * torch.tensor([1.0, 2.0, 4.0])
+    many = PlattScaling.fit(shifted / shifted.sum(1, keepdim=True), labels, floors=FLOORS)
+    np.testing.assert_allclose(np.diff(many.offset), [-np.log(2)] * 2, atol=0.15)

@@ -122,6 +122,27 @@ def test_an_identifier_is_not_used_and_named(tmp_path):
     assert [text for text in report["quality"]["warnings"] if text.startswith("Not used: 'id'. ")]
 
 
+@pytest.mark.parametrize("attributes", [False, True], ids=["alone", "with attributes"])
+def test_rows_that_are_equal_but_for_the_target(attributes, tmp_path):
+    """Folds are by the inputs, so that no fold shares a category with another; the advice is followed."""
+    rng = np.random.default_rng(0)
+    k, size = rng.integers(0, 1500, 24_000), rng.normal(size=1500)  # too many for one-hot vectors
+    effects, noise = 3 * rng.normal(size=1500), rng.normal(size=24_000)  # the best R2 is 9 / 10
+    columns = {"k": [f"zip {i}" for i in k], "y": effects[k] + noise} | ({"size": size[k]} if attributes else {})
+    train, new = pa.table(columns)[:18_000], pa.table(columns)[18_000:]
+    if attributes:
+        said = fit(train, tmp_path / "m", CONFIG)["quality"]["warnings"]
+        said = next(text for text in said if text.startswith("Not used: 'k'. "))
+    else:
+        with pytest.raises(ValueError, match="all rows of a category are equal but for the target") as error:
+            fit(train, tmp_path / "m", CONFIG)
+        said = str(error.value)
+    assert "tells rows" in said and "such as a time or a random number" in said
+    train, new = (t.append_column("chance", [rng.random(len(t))]) for t in (train, new))
+    found, apparent = scores(train, new, tmp_path / "advised")
+    assert found > 0.8 and abs(found - apparent) < 0.05
+
+
 def test_parts_and_models_in_files(tmp_path):
     table, config = make_table(2000, 1.0, "two classes"), replace(CONFIG, lam=0.01, block_dtype="float64")
     start = prepare(table, config)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from snnk.tabular import FitConfig, Part, TableModel, fit, prepare
-from snnk.tabular.delimited import find_not_utf8, read_header
+from snnk.tabular.delimited import HEADER_BYTES, find_not_utf8, read_header
 from snnk.tabular.source import Table
 
 from helpers.tables import CONFIG, make_table, weights
@@ -87,9 +87,7 @@ def test_the_advice_on_a_spoiled_column(tmp_path):
     rows = [f"{i % 7}.25,{i},{(i % 7) / 2}\n" for i in range(100_000)]
     content = ["x,k,y\n", *rows, bad, *rows[:10]]
     path.write_text("".join(content))
-    with pytest.raises(
-        ValueError, match=r"column 'k' has 'abc' at row 100000 of t.csv, and whole numbers in the first"
-    ):
+    with pytest.raises(ValueError, match=r"column 'k' has 'abc' at row 100000 of t.csv, and numbers in the first"):
         fit(path, tmp_path / "m", CONFIG)
     assert fit(path, tmp_path / "drop", replace(CONFIG, drop=("k",)))["rows"] == 100_011
     path.write_text("".join(content).replace("abc", ""))
@@ -146,3 +144,39 @@ def test_decimal_commas_between_quotes(tmp_path):
     (tmp_path / "t.csv").write_text("a;y\n" + "".join(f'"{i},50";"{2 * i},25"\n' for i in range(60)))
     report = fit(tmp_path / "t.csv", tmp_path / "m", FitConfig("y", 16))
     assert report["task"] == "regression" and TableModel.load(tmp_path / "m").columns.inputs[0].kind == "number"
+
+
+def test_a_fraction_behind_a_megabyte_of_whole_numbers_is_a_number(tmp_path):
+    """pyarrow guesses types from the first megabyte; with integers from the guess, 1.5 was an error."""
+    lines = [f"{i % 1000},{i % 7}" for i in range(400_000)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["a,y", *lines, "1.5,2.5", ",3"]) + "\n")
+    assert path.stat().st_size > 2 * HEADER_BYTES
+    table = Table(path)
+    assert [str(column.type) for column in table.schema] == ["double", "double"]
+    rows = [row for _, batches in table.blocks() for batch in batches for row in batch.to_pylist()]
+    assert rows[-2:] == [{"a": 1.5, "y": 2.5}, {"a": None, "y": 3.0}]
+    report = fit(path, tmp_path / "m", replace(CONFIG, missing="drop"))
+    assert report["rows"] == 400_001 and report["task"] == "regression"
+
+
+def test_whole_numbers_that_float64_would_round_stay_integers(tmp_path):
+    (tmp_path / "t.csv").write_text(f"id,n,y\n{2**53 + 1},{2**53},1\n{-(2**53) - 1},-3,2\n")
+    assert [str(column.type) for column in Table(tmp_path / "t.csv").schema] == ["int64", "double", "double"]
+
+
+def test_copied_whole_numbers_keep_their_form(tmp_path):
+    """Also if the model reads them as numbers."""
+    (tmp_path / "t.csv").write_text("n,y\n" + "".join(f"{i},{i / 2}\n" for i in range(50)))
+    fit(tmp_path / "t.csv", tmp_path / "m", CONFIG)
+    TableModel.load(tmp_path / "m").write_predictions(tmp_path / "t.csv", tmp_path / "p.csv", key="n")
+    lines = (tmp_path / "p.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines[:4]] == ["n", "0", "1", "2"]
+
+
+def test_types_of_several_files_are_those_of_all(tmp_path):
+    """Whole numbers in the first file do not make an error of the fractions in the second."""
+    (tmp_path / "data").mkdir()
+    for name, step in (("1.csv", 1), ("2.csv", 0.25)):
+        (tmp_path / "data" / name).write_text("a,y\n" + "".join(f"{i * step},{i}\n" for i in range(40)))
+    assert fit(tmp_path / "data", tmp_path / "m", replace(CONFIG, task="regression"))["rows"] == 80

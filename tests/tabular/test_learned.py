@@ -31,6 +31,25 @@ def held_out_error(fm, x, y, new_x, new_y):
     return float((solution.predict(fm.phi(new_x).double()) - new_y).square().mean() / new_y.var())
 
 
+@pytest.mark.parametrize("deep", [False, True])
+def test_tables_have_the_product_with_the_codes(deep):
+    """phi interpolates in tables what the training computes from all codes, at the ends of bins and beyond, too."""
+    x = torch.stack([torch.linspace(-3, 3, 301), torch.arange(301) % 5.0, torch.arange(301) % 2.0], 1)
+    fm = module._with_bins(3, 12, find_bins(x), outputs=2, deep=deep)
+    generator = torch.Generator().manual_seed(0)
+    for name in ("head", "skip", "offset"):
+        getattr(fm, name).copy_(torch.randn(getattr(fm, name).shape, generator=generator))
+    fm = fm.double()
+    points = torch.cat([x, 2 * x, fm.edges.T[:, [0, 1, 1]].float()]).double()
+    code = fm.encode(points)
+    hidden = torch.cos(code @ fm.projection.T + fm.phase)
+    if deep:
+        hidden = torch.cos(hidden @ fm.deep_projection.T + fm.deep_phase)
+    expected = torch.cat([hidden, hidden @ fm.head.T + code @ fm.skip.T + fm.offset], 1)
+    torch.testing.assert_close(fm.phi(points), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(fm.logits(points), expected[:, -2:], rtol=0, atol=1e-10)
+
+
 def test_phi_is_the_formula():
     """phi(x) = (cos(W e + b), softmax(H h + L e + c)) with e = (x, bins(x)), written out in numpy."""
     x, y = rows_of_steps(300)
@@ -56,21 +75,6 @@ def test_bins_are_quantile_intervals():
     assert edges[1].tolist() == [0.0, 1.0, 2.0, 3.0, *[4.0] * 29]
 
 
-def test_tables_have_the_product_with_the_codes():
-    """phi interpolates in tables what the training computes from all codes, at the ends of bins and beyond, too."""
-    x = torch.stack([torch.linspace(-3, 3, 301), torch.arange(301) % 5.0, torch.arange(301) % 2.0], 1)
-    fm = module._with_bins(3, 12, find_bins(x), outputs=2)
-    generator = torch.Generator().manual_seed(0)
-    for name in ("head", "skip", "offset"):
-        getattr(fm, name).copy_(torch.randn(getattr(fm, name).shape, generator=generator))
-    fm = fm.double()
-    points = torch.cat([x, 2 * x, fm.edges.T[:, [0, 1, 1]].float()]).double()
-    code = fm.encode(points)
-    hidden = torch.cos(code @ fm.projection.T + fm.phase)
-    expected = torch.cat([hidden, hidden @ fm.head.T + code @ fm.skip.T + fm.offset], 1)
-    torch.testing.assert_close(fm.phi(points), expected, rtol=0, atol=1e-10)
-
-
 def test_many_columns_share_the_bins():
     x = torch.randn(500, 40, generator=torch.Generator().manual_seed(0))
     assert find_bins(x)[1].shape == (40, module.MOST_BINS // 40 + 1)
@@ -84,6 +88,34 @@ def test_steps_are_learnt():
     found = held_out_error(learn(x.float(), y, 128, classes=False), x, y, new_x, new_y)
     blind = [held_out_error(module._random(4, 128, b, 0), x, y, new_x, new_y) for b in module.BANDWIDTHS]
     assert found < 0.15 < 0.3 < min(blind)
+
+
+def test_a_second_layer_learns_what_one_does_not():
+    """A function of sums of functions; for 32 features of one layer, it is mostly noise."""
+    generator = torch.Generator().manual_seed(0)
+    x, new_x = (torch.randn(6000, 6, generator=generator) for _ in range(2))
+    y, new_y = (torch.sin(3 * r[:, :3].sum(1).sin() + 3 * r[:, 3:].sum(1).cos()).double()[:, None] for r in (x, new_x))
+    one, two = (held_out_error(learn(x, y, 32, classes=False, deep=d), x, y, new_x, new_y) for d in (False, True))
+    assert two < 0.3 < 0.5 < one
+
+
+def test_angles_of_a_second_layer_have_variance_one_at_the_start():
+    """Var of V h, over V, is |h|^2 times the variance 2 / h of its entries, and |h|^2 is about h / 2."""
+    x, n = torch.randn(500, 3, generator=torch.Generator().manual_seed(0)), 400
+    fm = LearnedFeatures(3, n, deep=True)
+    hidden = torch.cos(x @ fm.projection.T + fm.phase)
+    squares = (hidden @ fm.deep_projection.T).square().mean(0)  # of n independent rows of V
+    exact = hidden.square().sum(1).mean() * 2 / n
+    assert abs(squares.mean() - exact) < 5 * squares.std() / n**0.5 and abs(exact - 1) < 0.2
+
+
+def test_features_without_outputs_are_the_trained_ones():
+    x, y = rows_of_steps(300)
+    rows = module._Rows(x, y.float(), torch.ones(300))
+    for deep in (False, True):
+        fm = module._with_bins(4, 24, find_bins(x), outputs=4, deep=deep)
+        more = module._without_outputs(fm, rows, 24, find_bins(x), seed=1)
+        torch.testing.assert_close(more.phi(x)[:, :20], fm.phi(x)[:, :20], rtol=0, atol=1e-5)
 
 
 def test_few_rows_of_a_smooth_function_take_random_features():
@@ -132,13 +164,24 @@ def test_weights_of_rows_count():
     assert held_out_error(fm, x[kept], y[kept], new_x, new_y) < 0.35
 
 
-def test_maps_are_restored_from_their_configuration():
+@pytest.mark.parametrize("deep", [False, True])
+def test_maps_are_restored_from_their_configuration(deep):
     x, y = rows_of_steps(300)
-    fm = learn(x, y, 16, classes=False)
+    fm = learn(x, y, 16, classes=False, deep=deep)
+    assert fm.deep == deep
     other = feature_map_from_config(fm.to_config(), tuple(fm.projection.shape))
     other.load_state_dict(fm.state_dict())
     torch.testing.assert_close(other.phi(x), fm.phi(x), rtol=0, atol=0)
     assert other.phi(x.reshape(3, 100, 4)).shape == (3, 100, 16)
+
+
+def test_a_second_layer_in_a_file_is_bounded():
+    """Its matrix is larger than the projection, which therefore does not bound what a damaged file allocates."""
+    config = LearnedFeatures(1, 64, deep=True).to_config()
+    with pytest.raises(ValueError, match=r"at most 8192 features; got 1000000. Use one layer"):
+        feature_map_from_config({**config, "num_features": 10**6}, (10**6, 1))
+    with pytest.raises(ValueError, match="does not fit its projection"):
+        feature_map_from_config({**config, "bins": 10**6, "binned": 10}, (64, 1))
 
 
 @pytest.mark.parametrize("bad", [{"bins": -1}, {"binned": 1.5}, {"outputs": True}, {"outputs": 8}])
@@ -174,26 +217,30 @@ def steps(tmp_path):
 LEARNED = FitConfig("y", 64, task="regression", block_dtype="float64", lam=1e-2)
 
 
-def test_learnt_models_are_the_same_on_one_worker_or_two(steps, tmp_path):
+@pytest.mark.parametrize("name", ["learned", "learned-deep"])
+def test_learnt_models_are_the_same_on_one_worker_or_two(name, steps, tmp_path):
     """One worker learns from a sample that is the same for any number of workers."""
-    fit(steps, tmp_path / "one", LEARNED)
-    run_fit(steps, tmp_path / "two", "--feature-map", "learned", "--task", "regression", workers=2)
+    fit(steps, tmp_path / "one", replace(LEARNED, feature_map=name))
+    assert TableModel.load(tmp_path / "one").feature_map.deep == (name == "learned-deep")
+    run_fit(steps, tmp_path / "two", "--feature-map", name, "--task", "regression", workers=2)
     one, two = (predictions(tmp_path / name, steps) for name in ("one", "two"))
     np.testing.assert_allclose(one, two, rtol=0, atol=1e-6 * np.abs(one).max())
 
 
-def test_a_learnt_fit_goes_on_with_its_features(steps, tmp_path):
+@pytest.mark.parametrize("name", ["learned", "learned-deep"])
+def test_a_learnt_fit_goes_on_with_its_features(name, steps, tmp_path):
     """The features of a run that was killed are not learnt again."""
-    fit(steps, tmp_path / "calm", LEARNED)
+    config = replace(LEARNED, feature_map=name)
+    fit(steps, tmp_path / "calm", config)
 
     def stop(what, rows, total):
         if what == "fitting" and rows > 2000:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit(steps, tmp_path / "m", LEARNED, checkpoint_seconds=0, progress=stop)
+        fit(steps, tmp_path / "m", config, checkpoint_seconds=0, progress=stop)
     shown = set()
-    fit(steps, tmp_path / "m", LEARNED, progress=lambda what, rows, total: shown.add(what))
+    fit(steps, tmp_path / "m", config, progress=lambda what, rows, total: shown.add(what))
     assert shown == {"fitting", "solving"}
     calm, killed = (predictions(tmp_path / name, steps) for name in ("calm", "m"))
     np.testing.assert_allclose(calm, killed, rtol=0, atol=1e-9 * np.abs(calm).max())

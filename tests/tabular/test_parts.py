@@ -29,7 +29,11 @@ def start():
     return prepare(make_table(500), SMALL)
 
 
-@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, lam="gcv"), CLASSES], ids=["fixed", "gcv", "classes"])
+@pytest.mark.parametrize(
+    "config",
+    [CONFIG, replace(CONFIG, lam="gcv"), CLASSES, replace(CLASSES, feature_map="learned-deep")],
+    ids=["fixed", "gcv", "classes", "deep"],
+)
 def test_every_split_and_order_gives_the_model_of_one_fit(config, parquet, tmp_path):
     """To 1e-10, also the calibration; batches of any size, files and frames, through files and bytes."""
     report = fit(parquet, tmp_path / "whole", config)
@@ -110,6 +114,19 @@ def test_other_starts_are_refused_with_advice(start, tmp_path):
         merge([tmp_path / "a.stats", tmp_path / "b.stats"])
     Part(Start.load(tmp_path / "a.stats")).read(make_table(60)).save(tmp_path / "c.stats")
     assert merge([tmp_path / "a.stats", tmp_path / "c.stats"]).rows == 110
+
+
+def test_numbers_far_from_those_of_the_start(tmp_path):
+    """They count as missing, and the warning says so; it spoke of categories."""
+    start = prepare(make_table(500), replace(SMALL, missing="mean"))
+    table = make_table(100)
+    far = table.set_column(0, "x0", pa.array([1e12, -1e12] * 10 + table["x0"].to_pylist()[20:]))
+    _, report = merge([Part(start).read(far)]).solve()
+    (said,) = [text for text in report["quality"]["warnings"] if "x0" in text]
+    assert said.startswith("20 numbers of 'x0' are more than 2^24 standard deviations (") and "categor" not in said
+    assert "count as missing. Correct them, or make the start from rows that have some" in said
+    advised = prepare(pa.concat_tables([make_table(500), far]), replace(SMALL, missing="mean"))
+    assert not Part(advised).read(far).unseen["x0"]
 
 
 def test_a_file_of_a_start_is_a_part_without_rows(start, tmp_path):

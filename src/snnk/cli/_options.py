@@ -24,7 +24,7 @@ WORDS = {
     "block_dtype": ("float32", "float64"),
     "blocks": ("all", "ffn", "attention"),
     "features of blocks": ("atoms", "random-relu", "random-fourier"),
-    "features of tables": ("learned", "random-fourier", "random-relu"),
+    "features of tables": ("learned", "learned-deep", "random-fourier", "random-relu"),
     "form": ("openvino-int8", "onnx-int8", "openvino", "onnx", "onnx-int8-static"),
     "task": ("auto", "regression", "classification"),
 }

@@ -42,7 +42,8 @@ def command(
     feature_map: Annotated[
         str,
         typer.Option(
-            help="learned (from a sample of the rows), random-fourier or random-relu.",
+            help="learned (from a sample of the rows), learned-deep (in two layers, for very many rows), "
+            "random-fourier or random-relu.",
             autocompletion=_options.complete(*_options.WORDS["features of tables"]),
         ),
     ] = "learned",
@@ -145,9 +146,8 @@ def _write_sums(data: Path, config: FitConfig, like: Path | None, out: Path) -> 
         part = Part(start).read(data, progress=show)
         part.save(out)
     say(f"sums of {part.rows:,} rows")
-    for name, number in part.unseen.items():
-        if number:
-            say(f"warning: {printable(name)}: {number:,} values are not among those of {like} and count as no category")
+    for said in start.columns.describe_unseen(part.unseen):
+        say(f"warning: {printable(said)}")
     wrote(out)
     if like is None:
         say(

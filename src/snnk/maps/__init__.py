@@ -41,6 +41,10 @@ RANDOM_MAPS = ("random-relu", "random-fourier")  # the names in FEATURE_MAPS who
 MapLike = str | FeatureMap | Callable[..., FeatureMap]
 
 
+MOST_NUMBERS = 1 << 27  # in all tensors of a map from a file, unless its projection is large, too
+MOST_PER_NUMBER = 8  # of the projection
+
+
 def make_feature_map(feature_map: MapLike, in_features: int, num_features: int, **options: Any) -> FeatureMap:
     """A FeatureMap from a name in FEATURE_MAPS or a callable, or the given FeatureMap, with its sizes checked.
 
@@ -96,6 +100,9 @@ def feature_map_from_config(config: dict[str, Any], shape: tuple[int, ...]) -> F
     if d * m * degree > 2 * math.prod(shape):
         raise ValueError(f"a map {d} -> {m} of degree {degree} does not fit its projection of shape {shape}")
     fm = cls.from_config({name: value for name, value in config.items() if name != "class"})
+    size = sum(buffer.numel() for buffer in fm.buffers())
+    if size > max(MOST_NUMBERS, MOST_PER_NUMBER * degree * math.prod(shape)):
+        raise ValueError(f"a map with {size} numbers does not fit its projection of shape {shape}")
     fm.to_empty(device=torch.get_default_device())
     for buffer in fm.buffers():
         buffer.zero_()

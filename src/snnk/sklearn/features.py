@@ -16,7 +16,7 @@ from snnk import _checks
 from snnk.maps import FeatureMap
 from snnk.sklearn import frames
 from snnk.tabular.columns import MISSING, Columns
-from snnk.tabular.config import MAPS, make_random_map
+from snnk.tabular.config import LEARNED, MAPS, make_random_map
 from snnk.tabular.learned import choose_bandwidth, learn
 from snnk.tabular.model import ROWS
 from snnk.tabular.sample import MOST_NUMBERS, MOST_ROWS, content_hash
@@ -165,12 +165,13 @@ class _Features(BaseEstimator):  # type: ignore[misc]
         if y is not None and self._learns():
             weight, factor = (np.ones(len(x)) if w is None else w for w in (weight, factor))
             rows, weights = _learning_rows(x, y, weight, factor, reserved)
-            if name == "learned" and len(rows) >= FEW_ROWS:
-                found = learn(x[rows], y[rows], n, classes=classes, weight=weights, seed=seed)
+            if name in LEARNED and len(rows) >= FEW_ROWS:
+                deep = name == "learned-deep"
+                found = learn(x[rows], y[rows], n, classes=classes, weight=weights, deep=deep, seed=seed)
             elif bandwidth == "auto" and len(rows) >= 2:
                 bandwidth = choose_bandwidth(x[rows], y[rows], min(n, 1024), seed)
         if found is None:
-            name = "random-fourier" if name == "learned" else name
+            name = "random-fourier" if name in LEARNED else name
             value = 1.0 if isinstance(bandwidth, str) else bandwidth
             even = n + n % 2  # cos and sin come in pairs; `_phi` leaves out the last feature of an odd number
             found = make_random_map(name, d, even, bandwidth=value, x_norm=d**0.5, seed=seed)
@@ -178,7 +179,7 @@ class _Features(BaseEstimator):  # type: ignore[misc]
 
     def _learns(self) -> bool:
         """Whether the map depends on targets."""
-        return self.feature_map == "learned" or (self.feature_map == "random-fourier" and self.bandwidth == "auto")
+        return self.feature_map in LEARNED or (self.feature_map == "random-fourier" and self.bandwidth == "auto")
 
     def _checked_bandwidth(self) -> float | str:
         bandwidth: Any = self.bandwidth
@@ -268,8 +269,9 @@ class SNNKFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Features)
 
     Args:
         n_components: number of features.
-        feature_map: "learned" (cosines of binned inputs, trained on the rows with `y`), "random-fourier" (cos and sin)
-            or "random-relu". Without `y`, or with fewer than 200 rows, "learned" draws those of "random-fourier".
+        feature_map: "learned" (cosines of binned inputs, trained on the rows with `y`), "learned-deep" (a second layer
+            of them), "random-fourier" (cos and sin) or "random-relu". Without `y`, or with fewer than 200 rows, the
+            first two draw those of "random-fourier".
         bandwidth: standard deviation of the angles of "random-fourier"; a larger one fits finer detail. "auto" chooses
             it by generalised cross-validation, or takes 1 without `y`.
         missing: what to do about NaN and missing values: "raise", "mean", or "drop" the rows in `fit`.

@@ -19,7 +19,7 @@ from snnk.ridge.solutions import LinearSolution
 from snnk.ridge.sums import RidgeStats
 from snnk.sklearn import frames
 from snnk.sklearn.features import _Features, one_hot, refuse_outliers, repeat_rows, whole_numbers
-from snnk.tabular.calibration import BOUNDS, PlattScaling
+from snnk.tabular.calibration import BOUNDS, FLOORS, PlattScaling
 from snnk.tabular.learned import LearnedFeatures
 from snnk.tabular.model import ROWS
 from snnk.tabular.quality import FEWEST
@@ -196,7 +196,7 @@ class SNNKRegressor(RegressorMixin, _Closed):  # type: ignore[misc]
     Args:
         n_components, bandwidth, missing, standardize, random_state: as for SNNKFeatures.
         feature_map: "learned" (from the rows of `fit`, or the first batch of `partial_fit`; fewer than 200 rows have
-            random ones), "random-fourier" or "random-relu".
+            random ones), "learned-deep" (two layers), "random-fourier" or "random-relu".
         alpha: penalty, or "gcv" to choose it by generalised cross-validation.
 
     Example:
@@ -238,11 +238,11 @@ class SNNKRegressor(RegressorMixin, _Closed):  # type: ignore[misc]
 class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
     """Least squares to one-hot classes, or a linear discriminant, on features, with calibrated probabilities.
 
-    The probabilities are those of `snnk.tabular.calibration`: the softmax of the scores times one number, plus one
-    number per class, of largest likelihood on rows that determined neither the scores nor the features. Up to 4,096
-    rows are kept for that, those with the least hashes. Scores without them come from the sums minus these rows, in
-    five parts if there are few. If features are learnt, these rows are a tenth of all, or up to a quarter of less than
-    2,000. `predict` returns the class of largest probability.
+    The probabilities are those of `snnk.tabular.calibration`: the softmax of the logarithms of the scores times one
+    number, plus one number per class, of largest likelihood on rows that determined neither the scores nor the
+    features. Up to 4,096 rows are kept for that, those with the least hashes. Scores without them come from the sums
+    minus these rows, in five parts if there are few. If features are learnt, these rows are a tenth of all, or up to a
+    quarter of less than 2,000. `predict` returns the class of largest probability.
 
     Args:
         n_components, bandwidth, missing, standardize, random_state: as for SNNKFeatures.
@@ -394,7 +394,9 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
             solution = left.discriminant(alpha) if self.discriminant else left.solve(alpha)
             for piece in pieces:
                 scores[piece] = solution.predict(self._phi(x[torch.from_numpy(rows)[piece]]).double())
-        return PlattScaling.fit(self._bounded(scores), torch.from_numpy(label[rows]), torch.from_numpy(weights))
+        floors = (0.0,) if self.discriminant else FLOORS
+        labels, counted = torch.from_numpy(label[rows]), torch.from_numpy(weights)
+        return PlattScaling.fit(self._bounded(scores), labels, counted, floors)
 
     def _bounded(self, scores: Tensor) -> Tensor:
         """Scores that no row can have far from 0 to 1, between which least squares looks for probabilities.

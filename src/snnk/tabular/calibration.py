@@ -2,14 +2,20 @@ r"""Probabilities from the scores of a classifier, and measures of how good prob
 
     P(class c | scores s) = exp(a s_c + b_c) / sum_j exp(a s_j + b_j),    a >= 0
 
+Scores of least squares are estimates of probabilities, some of them below 0. For these, s stands for the logarithm
+log((score + sqrt(score^2 + 4 f^2)) / 2) of a score that is cut off smoothly near a floor f. With scores that are right,
+a = 1 and b = 0, where a softmax of the scores themselves can be right in the middle of the range only.
+
 One scale a and one offset b_c per class maximise the likelihood of rows that did not determine the scores (Platt
-scaling for several classes). The problem is convex, so that Newton's method finds its only optimum in a few steps. A
-small penalty keeps all parameters finite where the scores separate the classes, or where a class has no row.
+scaling for several classes), and of some floors the one of largest likelihood is taken. For one floor, the problem is
+convex, so that Newton's method finds its only optimum in a few steps. A small penalty keeps all parameters finite where
+the scores separate the classes, or where a class has no row.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +28,7 @@ F64 = torch.float64
 PENALTY = 1e-2  # times half the squared parameters, in rows of weight 1 and scores of mean square 1
 STEPS = 100  # Newton needs about ten; damping on separable classes takes a few more
 BOUNDS = -1.0, 2.0  # of least-squares scores: where features fit almost every row, a few of other rows are huge
+FLOORS = (0.003, 0.01, 0.03, 0.1)  # that are tried for least-squares scores
 PRECISION = 1e-12  # of the log-likelihood per row, at which the steps end
 
 
@@ -32,6 +39,7 @@ class PlattScaling:
     Args:
         scale: a number >= 0 that all scores are multiplied by.
         offset: one number per class.
+        floor: that of scores that are estimates of probabilities; 0 for scores that are used as they are.
 
     Example:
         >>> scores = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
@@ -42,21 +50,41 @@ class PlattScaling:
 
     scale: float
     offset: tuple[float, ...]
+    floor: float = 0.0
 
     @classmethod
-    def fit(cls, scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> PlattScaling:
+    def fit(
+        cls, scores: Tensor, labels: Tensor, weight: Tensor | None = None, floors: Sequence[float] = (0.0,)
+    ) -> PlattScaling:
         """The calibration of largest likelihood.
 
         Args:
             scores: (n, k), from a model that has not seen these rows.
             labels: (n,) indices of classes below k, or (n, k) probabilities of the classes.
             weight: (n,) >= 0; only their ratios count. Default: every row counts once.
+            floors: those to try, `FLOORS` for scores of least squares.
         """
         scores = _matrix(scores, "scores")
         n, k = scores.shape
         target = _targets(labels, n, k)
         weight = _weights(weight, n, scores)
-        z = _differences(scores)
+        ways = [cls._fit(scores, target, weight, floor) for floor in floors]
+        # A softmax of the scores themselves needs offsets; for logarithms, they must be worth it (Akaike's criterion).
+        # The scale stays: fitted without offsets, that of scores which hardly vary would take their place.
+        ways += [replace(way, offset=(0.0,) * k) for way in ways if way.floor]
+        if len(ways) == 1:
+            return ways[0]
+
+        def worth(way: PlattScaling) -> float:
+            likelihood = float(weight @ (target * way.logits(scores).log_softmax(1)).sum(1))
+            return likelihood - (k - 1) * any(way.offset)
+
+        return max(ways, key=worth)
+
+    @classmethod
+    def _fit(cls, scores: Tensor, target: Tensor, weight: Tensor, floor: float) -> PlattScaling:
+        n = len(scores)
+        z = _differences(_soft_log(scores, floor))
         top = z.abs().max()
         # The largest value goes first, so that squares neither overflow nor vanish.
         z = z / top if top > 0 else z
@@ -67,7 +95,7 @@ class PlattScaling:
             found = _newton(z, target, weight, scaled=False)
         unit = spread * float(top) or 1.0
         scale = min(float(found[0]) / unit, LARGEST)
-        return cls(scale, tuple(found[1:].tolist()))
+        return cls(scale, tuple(found[1:].tolist()), floor)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Probabilities (n, k), float64, of scores (n, k)."""
@@ -78,20 +106,24 @@ class PlattScaling:
         scores = _matrix(scores, "scores")
         if scores.shape[1] != len(self.offset):
             raise ValueError(f"scores must have one column for each of {len(self.offset)} classes; got {scores.shape}")
-        scaled = (_differences(scores) * self.scale).clamp_min(-LARGEST)
+        scaled = (_differences(_soft_log(scores, self.floor)) * self.scale).clamp_min(-LARGEST)
         return scaled + scores.new_tensor(self.offset)
 
     def to_dict(self) -> dict[str, Any]:
         """The calibration as JSON holds it."""
         stored = asdict(self)
+        if not self.floor:
+            del stored["floor"]
         return {**stored, "offset": list(self.offset)}
 
     @classmethod
     def from_dict(cls, stored: Any) -> PlattScaling:
         """A calibration from a file; every key and every type is checked."""
-        if not isinstance(stored, dict) or set(stored) != {"scale", "offset"}:
-            raise ValueError(f"a calibration must have scale and offset; got {_short(stored)}")
-        scale, offset = stored["scale"], stored["offset"]
+        if not isinstance(stored, dict) or set(stored) | {"floor"} != {"scale", "offset", "floor"}:
+            raise ValueError(f"a calibration must have scale and offset, and may have a floor; got {_short(stored)}")
+        scale, offset, floor = stored["scale"], stored["offset"], stored.get("floor", 0.0)
+        if not _checks.is_number(floor) or not 0 <= floor <= 1:
+            raise ValueError(f"the floor of a calibration must be a number from 0 to 1; got {_short(floor)}")
         if not _checks.is_number(scale) or not 0 <= scale <= LARGEST:
             raise ValueError(f"the scale of a calibration must be a finite number >= 0; got {_short(scale)}")
         numbers = isinstance(offset, list) and all(_checks.is_number(b) and abs(b) <= LARGEST for b in offset)
@@ -99,7 +131,7 @@ class PlattScaling:
             raise ValueError(
                 f"the offset of a calibration must be a list of a finite number per class; got {_short(offset)}"
             )
-        return cls(float(scale), tuple(map(float, offset)))
+        return cls(float(scale), tuple(map(float, offset)), float(floor))
 
 
 def log_loss(probabilities: Tensor, labels: Tensor, weight: Tensor | None = None) -> float:
@@ -203,6 +235,15 @@ def _newton(z: Tensor, target: Tensor, weight: Tensor, *, scaled: bool) -> Tenso
 def _differences(scores: Tensor) -> Tensor:
     """Scores (n, k) minus the largest of their row: softmax has the same value, and nothing overflows."""
     return (scores - scores.max(1, keepdim=True).values).clamp_min(-LARGEST)
+
+
+def _soft_log(scores: Tensor, floor: float) -> Tensor:
+    """Logarithms of scores that are cut off smoothly near a floor; the scores themselves for a floor of 0."""
+    if not floor:
+        return scores
+    root = (scores.square() + 4 * floor**2).sqrt()
+    # (s + root) / 2 = 2 floor^2 / (root - s), which cancels nothing where s is below 0
+    return torch.where(scores > 0, (scores + root) / 2, 2 * floor**2 / (root - scores)).log()
 
 
 def _matrix(x: Tensor, name: str) -> Tensor:

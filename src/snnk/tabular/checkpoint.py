@@ -7,7 +7,6 @@ at the end.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import uuid
@@ -17,7 +16,7 @@ from typing import Any
 from snnk import _io
 from snnk.ridge.sums import RidgeStats
 from snnk.tabular.parts import HELD, Part
-from snnk.tabular.start import Start
+from snnk.tabular.start import Start, digest
 from snnk.tabular.workers import Workers
 
 ADVICE = "Remove it and run the same command again: its blocks are counted anew"
@@ -52,7 +51,7 @@ class Checkpoint:
         """The sums of an old part; a damaged one raises a ValueError."""
         path = self.folder / f"{name}.safetensors"
         part, note = Part.of(start, RidgeStats.load(path, extra=HELD), path), _read_note(path)
-        if note.pop("digest") != _digest(note, part):
+        if note.pop("digest") != digest(note, part.tensors()):
             raise ValueError(f"{path} is damaged: its sums are not those that were written. {ADVICE}")
         return part
 
@@ -60,7 +59,7 @@ class Checkpoint:
         """Write or replace the part of this process."""
         note = {"key": self.key, "blocks": blocks, "rows": part.rows}
         try:
-            part.write(self.path, json.dumps({**note, "digest": _digest(note, part)}))
+            part.write(self.path, json.dumps({**note, "digest": digest(note, part.tensors())}))
         except FileNotFoundError:
             raise ValueError(f"{self.folder} was removed during the run; run the same command again") from None
 
@@ -70,7 +69,7 @@ class Checkpoint:
         if not path.exists():
             return None
         stored = _io.read_json(path, f"the first pass of snnk fit. {ADVICE}")
-        if not isinstance(stored, dict) or stored.pop("digest", None) != _digest(stored):
+        if not isinstance(stored, dict) or stored.pop("digest", None) != digest(stored, {}):
             raise ValueError(f"{path} is damaged. {ADVICE}")
         return stored if stored.get("key") == self.key else None
 
@@ -78,7 +77,7 @@ class Checkpoint:
         """Keep the result of the first pass for a restart; the first worker of each machine does this."""
         if self.first_here:
             body = json.loads(json.dumps({"key": self.key, **body}))  # tuples become lists, as they will be in the file
-            _io.write_json(self.folder / "columns.json", {**body, "digest": _digest(body)})
+            _io.write_json(self.folder / "columns.json", {**body, "digest": digest(body, {})})
 
     def counted(self, parts: dict[str, dict[str, Any]], blocks: dict[str, int]) -> set[str]:
         """The blocks of all parts, each of which must be in one part only, with the rows that the first pass found."""
@@ -98,14 +97,6 @@ class Checkpoint:
         """Remove the folder at the end of a run; on each machine one worker does, as the folder need not be shared."""
         if self.first_here:
             shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _digest(body: dict[str, Any], part: Part | None = None) -> str:
-    """A hash of the contents of a checkpoint, so that damage to a file is found."""
-    digest = hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=32)
-    for tensor in [] if part is None else part.tensors().values():
-        digest.update(tensor.detach().cpu().contiguous().numpy().data)
-    return digest.hexdigest()
 
 
 def _read_note(path: Path) -> dict[str, Any]:

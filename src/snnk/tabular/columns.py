@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -175,6 +176,34 @@ class Columns:
     def norm(self) -> float:
         """A typical length of encoded rows: numbers have mean square 1, and one-hot categories have length 1."""
         return math.sqrt(len(self.inputs))
+
+    def describe_unseen(self, unseen: Mapping[str, int]) -> list[str]:
+        """A sentence per column on values that `encode` counted: unknown categories, or numbers that are too far away.
+
+        Example:
+            >>> columns = Columns((Column("size"),), Column("y"), "mean")
+            >>> columns.describe_unseen({"size": 2})[0][:69]
+            "2 numbers of 'size' are more than 2^24 standard deviations (1) from t"
+        """
+        kinds = {column.name: column for column in self.inputs}
+        found = []
+        for name, number in sorted(unseen.items()):
+            if not number:
+                continue
+            column = kinds[name]
+            if column.categories is None:
+                what = "numbers" if column.kind == "number" else "times"
+                found.append(
+                    f"{number:,} {what} of {name!r} are more than 2^24 standard deviations ({column.scale:g}) from the "
+                    f"mean of the start ({column.mean:g}) and count as missing. Correct them, or make the start from "
+                    "rows that have some of them."
+                )
+            else:
+                found.append(
+                    f"{number:,} values of {name!r} are not among those of the start and count as no category. A start "
+                    "from more rows has more of them."
+                )
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """The columns as JSON."""

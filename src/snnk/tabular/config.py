@@ -12,7 +12,8 @@ from snnk.tabular.columns import MISSING, Columns
 from snnk.tabular.scaling import LARGEST
 from snnk.tabular.scan import TASKS
 
-MAPS = ("learned", *RANDOM_MAPS)
+LEARNED = ("learned", "learned-deep")
+MAPS = (*LEARNED, *RANDOM_MAPS)
 OLD_WORDS = {"random-fourier": "fourier", "random-relu": "relu"}  # in files from before the rename
 
 
@@ -32,7 +33,8 @@ class FitConfig:
     Args:
         target: name of the target column.
         num_features: number m of features; even for "random-fourier".
-        feature_map: "learned" (trained on a sample of the rows), "random-fourier" (cos and sin) or "random-relu".
+        feature_map: "learned" (trained on a sample of the rows), "learned-deep" (a second layer of them: more accurate
+            with very many rows, at about twice the time), "random-fourier" (cos and sin) or "random-relu".
         bandwidth: for "random-fourier", the standard deviation of the angles; a larger one fits finer detail. "auto"
             chooses it by generalised cross-validation on a sample.
         lam: the penalty of the ridge regression, or "gcv" to choose it by generalised cross-validation.

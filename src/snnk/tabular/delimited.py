@@ -1,7 +1,8 @@
 """CSV and TSV files: how pyarrow reads them, and what is wrong with those that it cannot read.
 
 The delimiter is found from the header line, and a decimal comma from the first cells. Files may be compressed with
-gzip; their text must be UTF-8.
+gzip; their text must be UTF-8. pyarrow guesses the type of a column from the first megabyte. Whole numbers there do not
+mean that all are whole, so they are read as float64, unless float64 would round one of them off.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import csv
 import gzip
 import io
 import re
+import zlib
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 DELIMITERS = (",", "\t", ";")
 HEADER_BYTES = 1 << 20
+WHOLE = 2**53  # above it, float64 does not have every whole number
 CONVERSION = re.compile(r"CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to (\w+).*?: invalid value '(.*)'")
 KINDS = {"int64": "whole numbers", "double": "numbers", "bool": "truth values", "null": "no values"}
 
@@ -54,8 +57,11 @@ def read_header(path: Path) -> Header:
     return Header(next(csv.reader(io.StringIO(text), delimiter=delimiter), []), delimiter, decimal)
 
 
-def reader_of(files: dict[str, Path], text: Collection[str]) -> Any:
-    """How pyarrow reads files, whose delimiters must agree; an empty cell is a missing value, in texts, too."""
+def reader_of(files: dict[str, Path], text: Collection[str], exact: Collection[str] = ()) -> Any:
+    """How pyarrow reads files, whose delimiters must agree; an empty cell is a missing value, in texts, too.
+
+    Columns in `text` are texts, and those in `exact` have the type that pyarrow guesses.
+    """
     import pyarrow as pa
     import pyarrow.csv as pc
     import pyarrow.dataset as ds
@@ -66,11 +72,33 @@ def reader_of(files: dict[str, Path], text: Collection[str]) -> Any:
             raise ValueError(
                 f"{first} has {found.delimiter!r} between its cells and {name} has {other.delimiter!r}; make them alike"
             )
+    parse = pc.ParseOptions(delimiter=found.delimiter)
+
+    def convert(types: dict[str, pa.DataType]) -> pc.ConvertOptions:
+        return pc.ConvertOptions(strings_can_be_null=True, column_types=types, decimal_point=found.decimal)
+
     types = {name: pa.string() for name in text}
-    return ds.CsvFileFormat(
-        parse_options=pc.ParseOptions(delimiter=found.delimiter),
-        convert_options=pc.ConvertOptions(strings_can_be_null=True, column_types=types, decimal_point=found.decimal),
-    )
+    with suppress(OSError, EOFError, StopIteration, zlib.error, pa.ArrowException):  # the dataset raises them again
+        whole = _whole_numbers(next(iter(files.values())), parse, convert(types))
+        types = {name: pa.float64() for name in whole if name not in exact} | types
+    return ds.CsvFileFormat(parse_options=parse, convert_options=convert(types))
+
+
+def _whole_numbers(path: Path, parse: Any, convert: Any) -> list[str]:
+    """Columns with whole numbers in the first block of a file, of which float64 keeps every digit."""
+    import pyarrow.compute as pc
+    import pyarrow.csv
+    import pyarrow.types as pt
+
+    with _open(path) as file, pyarrow.csv.open_csv(file, parse_options=parse, convert_options=convert) as reader:
+        first = reader.read_next_batch()
+    found = []
+    for name, column in zip(first.schema.names, first.columns, strict=True):
+        if pt.is_integer(column.type):
+            bounds = pc.min_max(column).as_py().values()
+            if all(value is None or abs(value) <= WHOLE for value in bounds):
+                found.append(name)
+    return found
 
 
 def explain(path: Path, name: str, error: Exception, schema: pa.Schema) -> str:

@@ -13,6 +13,8 @@ The part of W bins(x) that comes from one column is a piecewise linear function 
 values at both ends of an interval up in a table, and interpolates: two rows of the table per column, instead of a
 product with all bins.
 
+A second layer of cosines, h = cos(V cos(W e + b) + v), is trained and used in the same way if it is asked for.
+
 With few rows, trained features may know the rows by heart. Therefore rows that take no part in the training choose
 among several strengths of training and random Fourier features of several bandwidths, each with the closed form behind.
 """
@@ -46,6 +48,8 @@ MORE_VALIDATION, ENOUGH = 0.25, 500  # the share if a tenth is fewer than these 
 WARMUP, BETAS = 0.15, (0.9, 0.98)
 # (learning rate, weight decay): the first is for many rows, the others are gentler
 STRENGTHS = ((1e-2, 0.0), (3e-3, 0.1), (1e-3, 1.0))
+MOST_DEEP = 8192  # features of a second layer, whose matrix has their square
+DEEP_RATE = 0.5  # of the learning rate, with a second layer
 BANDWIDTHS = (1 / 16, 0.25, 0.5, 1.0, 2.0, 4.0)  # features of the first are almost linear
 BANDWIDTH_ROWS = 20_000  # of which the bandwidth of random features is chosen
 
@@ -62,6 +66,7 @@ class LearnedFeatures(FeatureMap):
         bins: number of bins of each of them.
         outputs: number of outputs among the features: that of the targets, or 0 for none.
         classes: whether outputs are probabilities.
+        deep: whether the features are a second layer of cosines, behind as many of the first.
         device: of the buffers.
 
     Example:
@@ -73,6 +78,8 @@ class LearnedFeatures(FeatureMap):
     source: Tensor  # (binned,) the inputs that have bins
     edges: Tensor  # (binned, bins + 1) their ends, in ascending order; a bin of no width has a constant code
     phase: Tensor  # (h,) b
+    deep_projection: Tensor  # (h, h) V, and
+    deep_phase: Tensor  # (h,) v of the second layer, if there is one
     head: Tensor  # (outputs, h) H
     skip: Tensor  # (outputs, d + binned bins) L
     offset: Tensor  # (outputs,) c
@@ -86,6 +93,7 @@ class LearnedFeatures(FeatureMap):
         bins: int = 0,
         outputs: int = 0,
         classes: bool = False,
+        deep: bool = False,
         normalize: str | None = None,
         seed: int = 0,
         device: Any = None,
@@ -96,10 +104,14 @@ class LearnedFeatures(FeatureMap):
                 raise ValueError(f"{name} must be an integer >= 0; got {value!r}")
         if outputs >= num_features:
             raise ValueError(f"{num_features} features leave none beside {outputs} outputs; use more features")
-        self.binned, self.bins, self.outputs, self.classes = binned, bins, outputs, bool(classes)
+        self.binned, self.bins, self.outputs, self.classes, self.deep = binned, bins, outputs, bool(classes), bool(deep)
         width, h = in_features + binned * bins, num_features - outputs
         shapes = {"edges": (binned, bins + 1), "projection": (h, width), "phase": (h,)}
         shapes |= {"head": (outputs, h), "skip": (outputs, width), "offset": (outputs,)}
+        if deep:
+            if h > MOST_DEEP:
+                raise ValueError(f"a second layer has at most {MOST_DEEP} features; got {h}. Use one layer")
+            shapes |= {"deep_projection": (h, h), "deep_phase": (h,)}
         self.register_buffer("source", torch.zeros(binned, dtype=torch.int64, device=device))
         for name, shape in shapes.items():
             self.register_buffer(name, torch.zeros(shape, device=device))
@@ -111,9 +123,15 @@ class LearnedFeatures(FeatureMap):
             / math.sqrt(self.projection.shape[1]),
             phase=2 * math.pi * torch.rand(self.phase.shape, generator=g),
         )
+        if self.deep:  # cosines have mean square 1/2, and angles get mean square 1
+            self._fill(
+                deep_projection=torch.randn(self.deep_projection.shape, generator=g) / math.sqrt(len(self.phase) / 2),
+                deep_phase=2 * math.pi * torch.rand(self.phase.shape, generator=g),
+            )
 
     def _config(self) -> dict[str, Any]:
-        return {"binned": self.binned, "bins": self.bins, "outputs": self.outputs, "classes": self.classes}
+        found = {"binned": self.binned, "bins": self.bins, "outputs": self.outputs, "classes": self.classes}
+        return found | ({"deep": True} if self.deep else {})
 
     def encode(self, x: Tensor) -> Tensor:
         """Inputs and their bins: (*, d) -> (*, d + binned bins)."""
@@ -150,10 +168,25 @@ class LearnedFeatures(FeatureMap):
     def _phi(self, x: Tensor) -> Tensor:
         flat = x.to(self.projection.dtype).reshape(-1, self.in_features)
         hidden, outputs = self._linear(flat).split([len(self.phase), self.outputs], 1)
-        hidden = hidden.cos()
+        hidden = self._second(hidden.cos())
         outputs = F.linear(hidden, self.head) + outputs
         found = torch.cat([hidden, outputs.softmax(-1) if self.classes else outputs], 1)
         return found.reshape(*x.shape[:-1], self.num_features)
+
+    def _second(self, hidden: Tensor) -> Tensor:
+        """The features behind the cosines (n, h) of the first layer."""
+        return F.linear(hidden, self.deep_projection, self.deep_phase).cos() if self.deep else hidden
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The outputs before the softmax, (n, outputs), without tables: gradients reach all parameters."""
+        code = self.encode(x)
+        hidden = self._second(F.linear(code, self.projection, self.phase).cos())
+        return F.linear(hidden, self.head, self.offset) + F.linear(code, self.skip)
+
+    def trained(self) -> list[Tensor]:
+        """What a training changes."""
+        second = [self.deep_projection, self.deep_phase] if self.deep else []
+        return [self.projection, self.phase, *second, self.head, self.skip, self.offset]
 
 
 def find_bins(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,6 +215,7 @@ def learn(
     *,
     classes: bool,
     weight: Tensor | None = None,
+    deep: bool = False,
     seed: int = 0,
     progress: Progress = lambda done, total: None,
 ) -> FeatureMap:
@@ -195,6 +229,7 @@ def learn(
         num_features: number m of features.
         classes: whether the targets are classes.
         weight: weights of the rows, (n,).
+        deep: whether learnt features are a second layer of cosines.
         seed: of the start and of the order of the rows.
         progress: a function that is called with (steps done, steps in all).
     """
@@ -219,7 +254,7 @@ def learn(
         def show(done: int, before: int = index * rows.steps()) -> None:
             progress(before + done, steps)
 
-        trained = _train(rows, left, num_features, bins, classes, rate, decay, seed, show)
+        trained = _train(rows, left, num_features, bins, classes, deep, rate, decay, seed, show)
         if not few:
             return trained
         ways: list[FeatureMap] = [trained, _without_outputs(trained, rows, num_features, bins, seed)]
@@ -278,6 +313,7 @@ def _train(
     num_features: int,
     bins: tuple[Tensor, Tensor],
     classes: bool,
+    deep: bool,
     rate: float,
     decay: float,
     seed: int,
@@ -285,8 +321,8 @@ def _train(
 ) -> LearnedFeatures:
     """A map after the epoch with the least loss of `left`, with a learning rate that rises and falls once."""
     d, t = rows.x.shape[1], rows.y.shape[1]
-    fm = _with_bins(d, num_features, bins, outputs=t, classes=classes, seed=seed)
-    parameters = [p.requires_grad_() for p in (fm.projection, fm.phase, fm.head, fm.skip, fm.offset)]
+    fm = _with_bins(d, num_features, bins, outputs=t, classes=classes, deep=deep, seed=seed)
+    parameters, rate = [p.requires_grad_() for p in fm.trained()], rate * (DEEP_RATE if deep else 1)
     with torch.no_grad():
         mean = rows.y.mean(0)
         fm.offset.copy_((mean + 1e-3).log() if classes else mean)
@@ -315,8 +351,7 @@ def _train(
 
 
 def _loss(fm: LearnedFeatures, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    code = fm.encode(x)
-    outputs = F.linear(F.linear(code, fm.projection, fm.phase).cos(), fm.head, fm.offset) + F.linear(code, fm.skip)
+    outputs = fm.logits(x)
     losses = -(y * outputs.log_softmax(1)).sum(1) if fm.classes else (outputs - y).square().mean(1)
     return (weight * losses).mean()
 
@@ -326,8 +361,11 @@ def _without_outputs(
 ) -> LearnedFeatures:
     """The same features without the outputs, which may know the training rows by heart."""
     hidden = fm.phase.numel()
-    found = _with_bins(rows.x.shape[1], num_features, bins, seed=seed)  # more features, drawn
+    found = _with_bins(rows.x.shape[1], num_features, bins, deep=fm.deep, seed=seed)  # more features, drawn
     found.projection[:hidden], found.phase[:hidden] = fm.projection, fm.phase
+    if fm.deep:
+        found.deep_projection[:hidden, :hidden], found.deep_phase[:hidden] = fm.deep_projection, fm.deep_phase
+        found.deep_projection[:hidden, hidden:] = 0.0
     return found
 
 

@@ -18,7 +18,7 @@ from snnk import _checks, _io, _rows
 from snnk.maps import FeatureMap, feature_map_from_config
 from snnk.tabular.calibration import BOUNDS, PlattScaling
 from snnk.tabular.columns import MISSING, REACH, Column, Columns, read_column
-from snnk.tabular.config import FitConfig
+from snnk.tabular.config import LEARNED, FitConfig
 from snnk.tabular.learned import LearnedFeatures as LearnedFeatures  # files may name it
 from snnk.tabular.quality import check_quality
 from snnk.tabular.scaling import Array, standardise
@@ -181,7 +181,7 @@ class TableModel:
         path, target, keys = Path(out), self.columns.target, _rows.key_names(key)
         _rows.check_output(path)
         own = [c.name for c in (*self.columns.inputs, target)]
-        table = Table(data, text=[*self.columns.texts, *(name for name in keys if name not in own)])
+        table = Table(data, text=[*self.columns.texts, *(name for name in keys if name not in own)], exact=keys)
         absent = [name for name in keys if name not in table.names]
         if absent:
             raise ValueError(_absent(absent, table))
@@ -265,7 +265,7 @@ class TableModel:
         tensors = {f"feature_map.{k}": v for k, v in self.feature_map.state_dict().items()}
         _io.write_tensors(folder / "model.safetensors", tensors | {"weight": self.weight, "bias": self.bias})
         body = {"format": FORMAT, "config": asdict(self.config), "columns": self.columns.to_dict()}
-        if self.config.feature_map == "learned":
+        if self.config.feature_map in LEARNED:
             body["feature_map"] = self.feature_map.to_config()
         if self.calibration is not None:
             body["calibration"] = self.calibration.to_dict()
@@ -322,7 +322,7 @@ def _load_tensors(
         shape = found.get(f"{prefix}projection", ("", (0,)))[1]
         if learned is None:
             # The header has been checked against the size of the file, so the stored projection bounds what is drawn.
-            if d * config.num_features > 2 * math.prod(shape) or config.feature_map == "learned":
+            if d * config.num_features > 2 * math.prod(shape) or config.feature_map in LEARNED:
                 raise _mismatch(path, [f"{prefix}projection"])
             fm = config.make_map(columns)
         else:

@@ -31,6 +31,7 @@ FACTS = {  # what the page shows of a report, and of its settings, in this order
 }
 MEANINGS = {  # of settings
     "learned": "learnt from a sample of the rows",
+    "learned-deep": "learnt in two layers from a sample of the rows",
     "raise": "none (they are an error)",
     "drop": "rows with one are left out",
     "mean": "replaced by the mean of their column",

@@ -54,7 +54,8 @@ class Part:
         stats: the sums.
         held: a few of the rows, for the assessment.
         sources: the number of rows of each source that was read, by the hash of its rows.
-        unseen: the number of values, by column, that the start does not have, which count as no category.
+        unseen: the number of values, by column, that are unlike those of the start: other categories, and numbers that
+            are too far away.
 
     Example:
         >>> import pyarrow as pa
@@ -167,12 +168,7 @@ class Part:
         enough = held.inputs >= FEWEST
         without = self._model((self.stats - self._sums_of(held)).solve(solution.lam)) if enough else model
         calibration, quality = assess(without, held.x, held.y)
-        quality["warnings"] += [
-            f"{number:,} values of {name!r} are not among those of the start and count as no category. A start from "
-            "more rows has more of them."
-            for name, number in sorted(self.unseen.items())
-            if number
-        ]
+        quality["warnings"] += columns.describe_unseen(self.unseen)
         model = replace(model, calibration=calibration, quality=quality)
         report = {
             "rows": self.rows,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from snnk import _checks
-from snnk.tabular.calibration import BOUNDS, PlattScaling, expected_calibration_error, log_loss, roc_auc
+from snnk.tabular.calibration import BOUNDS, FLOORS, PlattScaling, expected_calibration_error, log_loss, roc_auc
 from snnk.tabular.sample import content_hash
 from snnk.tabular.scaling import LARGEST, Array, standardise
 
@@ -123,7 +123,7 @@ def assess(model_without: TableModel, x: Tensor, y: Tensor) -> tuple[PlattScalin
     else:
         labels = y.argmax(1)
         outputs = outputs.clamp(*BOUNDS)
-        calibration = PlattScaling.fit(outputs, y)  # which may be the probabilities of a teacher
+        calibration = PlattScaling.fit(outputs, y, floors=FLOORS)  # which may be the probabilities of a teacher
         p = cross_fitted(outputs, y)
         found |= _of_classes(p, labels, target.categories)
         found["warnings"] += _imbalance(found, p.argmax(1), labels, target.categories)
@@ -139,7 +139,9 @@ def _unused(columns: Columns) -> list[str]:
     more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
     return [
         f"Not used: {', '.join(names[:5])}{more}. Almost every row has a category of its own there, or none, or the "
-        "other columns follow from it: it looks like an identifier, from which nothing follows for other rows."
+        "other columns follow from it: it looks like an identifier, from which nothing follows for other rows. If its "
+        "categories come again in new rows, add a column that tells rows of one category apart, such as a time or a "
+        "random number."
     ]
 
 
@@ -157,7 +159,7 @@ def cross_fitted(scores: Tensor, labels: Tensor) -> Tensor:
     half = len(order) // 2
     found = torch.empty(scores.shape, dtype=torch.float64)
     for rows, others in ((order[:half], order[half:]), (order[half:], order[:half])):
-        found[rows] = PlattScaling.fit(scores[others], labels[others]).probabilities(scores[rows])
+        found[rows] = PlattScaling.fit(scores[others], labels[others], floors=FLOORS).probabilities(scores[rows])
     return found
 
 

@@ -34,6 +34,7 @@ from snnk.tabular.columns import (
     plain,
     soft_fields,
 )
+from snnk.tabular.delimited import WHOLE
 from snnk.tabular.sample import Sample
 from snnk.tabular.scaling import (
     CONSTANT,
@@ -60,7 +61,6 @@ FEW_CLASSES = 20  # a target with at most this number of different integers is t
 GRID = 1 << 20  # means are rounded to this part of a standard deviation
 NUMBER = r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?\s*$"
 SPOILED = 0.9  # share of numbers above which a column of texts is one of numbers that was spoiled
-WHOLE = 2**53  # above it, float64 does not have every whole number
 
 
 class Place(NamedTuple):
@@ -453,7 +453,9 @@ class Scan:
         inputs = tuple(self._input(name, own, missing) for name in self.statistics if name != self.target)
         if not any(column.width for column in inputs):
             raise ValueError(
-                "no input columns have a value that is in several rows; name a table that has some, or add columns"
+                "no input columns have a value that is in several rows, or all rows of a category are equal but for "
+                "the target; name a table that has other columns, or add one that tells rows apart, such as a time "
+                "or a random number"
             )
         if not classes:
             own = replace(own, scale=float(target_unit(own.scale)))

@@ -62,6 +62,8 @@ class Table:
             returns a new reader or iterator of record batches whenever it is called.
         text: columns of CSV files that are read as the text that the file has, without a guess of their type: 007
             stays 007.
+        exact: columns of CSV files whose whole numbers stay integers. Others become float64, as any later row may have
+            a fraction.
 
     Example:
         >>> import pyarrow as pa, pyarrow.parquet as pq, tempfile, os
@@ -71,14 +73,14 @@ class Table:
         ['t.parquet[0]', 't.parquet[1]']
     """
 
-    def __init__(self, source: Source, text: Collection[str] = ()) -> None:
+    def __init__(self, source: Source, text: Collection[str] = (), exact: Collection[str] = ()) -> None:
         self.source = str(source) if isinstance(source, str | os.PathLike) else f"the {type(source).__name__}"
         self._fragments: dict[str, Any] = {}
         self._files: dict[str, Path] = {}
         self._rows: Any = None  # the dataset, if the source is one
         self._stream: Stream | None = None
         if isinstance(source, str | os.PathLike):
-            self._open(Path(source), text)
+            self._open(Path(source), text, exact)
         elif hasattr(source, "with_format") and isinstance(getattr(source, "num_rows", None), int):
             self._rows, self.format = source.with_format("arrow"), "dataset"
             self.schema: pa.Schema = self._rows[:0].schema
@@ -94,7 +96,7 @@ class Table:
             )
         self._stamps = {name: _stamp(path) for name, path in self._files.items()}
 
-    def _open(self, path: Path, text: Collection[str]) -> None:
+    def _open(self, path: Path, text: Collection[str], exact: Collection[str]) -> None:
         """Find the files and read their headers, so that a truncated file fails before any work."""
         import pyarrow as pa
         import pyarrow.dataset as ds
@@ -116,7 +118,7 @@ class Table:
         self.format = kinds.pop()
         self._files = {str(p.relative_to(root)): p for p in files}
         try:
-            reader = delimited.reader_of(self._files, text) if self.format == "csv" else self.format
+            reader = delimited.reader_of(self._files, text, exact) if self.format == "csv" else self.format
             dataset = ds.dataset([str(p) for p in files], format=reader)
             self.schema = dataset.schema
             fragments = {str(Path(f.path).relative_to(root)): f for f in dataset.get_fragments()}

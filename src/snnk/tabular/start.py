@@ -23,7 +23,7 @@ from torch import Tensor
 from snnk import _io
 from snnk.maps import FeatureMap, feature_map_from_config
 from snnk.tabular.columns import Columns
-from snnk.tabular.config import FitConfig
+from snnk.tabular.config import LEARNED, FitConfig
 from snnk.tabular.learned import choose_bandwidth, learn
 from snnk.tabular.model import ROWS
 from snnk.tabular.sample import MOST_NUMBERS, MOST_ROWS, Sample, content_hash, is_reserved
@@ -126,12 +126,12 @@ class Start:
     @cached_property
     def key(self) -> str:
         """A hash of the start; parts add if theirs are equal."""
-        return _digest(self.note(), self.tensors())
+        return digest(self.note(), self.tensors())
 
 
 def signed(note: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """The text of a note, with a hash of it and of the tensors."""
-    return json.dumps({**note, "digest": _digest(note, tensors)})
+    return json.dumps({**note, "digest": digest(note, tensors)})
 
 
 def read_file(path: str | os.PathLike[str]) -> tuple[Start, dict[str, Any], list[str]]:
@@ -143,7 +143,7 @@ def read_file(path: str | os.PathLike[str]) -> tuple[Start, dict[str, Any], list
         note = json.loads(text or "null")
         if not isinstance(note, dict) or note.get("format") != FORMAT:
             raise ValueError(f"it is not {FORMAT!r}")
-        if note.pop("digest", None) != _digest(note, tensors):
+        if note.pop("digest", None) != digest(note, tensors):
             raise ValueError("its contents are not those that were written")
         own = {name.removeprefix(MAP): tensor for name, tensor in tensors.items() if name.startswith(MAP)}
         return Start.of(note["start"], own), note, list(tensors)
@@ -156,13 +156,13 @@ def damaged(path: str | os.PathLike[str], error: Exception) -> ValueError:
     return ValueError(f"{path} holds no whole sums or start of snnk fit: {error}; copy it again, or make it again")
 
 
-def _digest(note: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """A hash of the contents of a file, so that damage to it is found."""
-    digest = hashlib.blake2b(json.dumps(note, sort_keys=True).encode(), digest_size=32)
+def digest(note: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """A hash of the contents of a file: JSON and tensors by name, so that damage to it is found."""
+    found = hashlib.blake2b(json.dumps(note, sort_keys=True).encode(), digest_size=32)
     for name, tensor in sorted(tensors.items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().data)
-    return digest.hexdigest()
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().contiguous().numpy().data)
+    return found.hexdigest()
 
 
 def new_sample(columns: int) -> Sample:
@@ -203,17 +203,18 @@ def make_start(config: FitConfig, columns: Columns, sample: pa.Table, progress: 
     used = ~is_reserved(content_hash(x))
     if bool(used.any()):
         x, y = x[used], y[used]
-    if config.feature_map != "learned" and isinstance(config.bandwidth, str):
+    if config.feature_map not in LEARNED and isinstance(config.bandwidth, str):
         fourier = config.feature_map == "random-fourier"  # others have no bandwidth, and any number will do
         m = min(config.num_features, 1024)
         bandwidth = choose_bandwidth(x, y, m, config.seed, columns.norm) if fourier else 1.0
         config = replace(config, bandwidth=bandwidth)
-    if config.feature_map == "learned":
+    if config.feature_map in LEARNED:
         fm = learn(
             x,
             y,
             config.num_features,
             classes=columns.target.categories is not None,
+            deep=config.feature_map == "learned-deep",
             seed=config.seed,
             progress=lambda done, total: progress("learning features", done, total),
         )

@@ -35,7 +35,7 @@ from snnk.tabular.source import Source, Table
 from snnk.tabular.start import Progress, Start, make_start, new_sample
 from snnk.tabular.workers import Workers
 
-VERSION = 2  # of the checkpoints
+VERSION = 3  # of the checkpoints
 
 
 def fit(
