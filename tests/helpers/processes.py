@@ -7,6 +7,7 @@ nothing of snnk, waits for code; it forks for each, and the fork is the fresh pr
 import atexit
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -98,6 +99,12 @@ def run_code(code, *args):
         process.stdin.flush()
         ended = int(process.stdout.readline())
         return subprocess.CompletedProcess(job["args"], ended, out.read(), err.read())
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def in_a_fresh_process(folder, cases, imports):
