@@ -21,8 +21,9 @@ def run(capsys):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """`snnk compress` measures latency as briefly as it can, and takes few steps of distillation."""
-    monkeypatch.setattr("snnk.hf.compression.report.SECONDS", 0.0)
+    """All commands measure latency as briefly as they can, and `snnk compress` takes few steps of distillation."""
+    for name in ("compression.report", "serve.frontier", "serve.served"):
+        monkeypatch.setattr(f"snnk.hf.{name}.SECONDS", 0.0)
     monkeypatch.setattr("snnk.hf.compression.stages.PASSES", 1)
 
 
@@ -33,6 +34,15 @@ def bert(tmp_path):
     from helpers.texts import save
 
     return save(make("BertModel"), tmp_path / "bert")
+
+
+@pytest.fixture
+def shallow(tmp_path):
+    """The folder of a tiny model with one layer, whose export takes half the time."""
+    from helpers.heads import make
+    from helpers.texts import save
+
+    return save(make("BertModel", num_hidden_layers=1), tmp_path / "bert")
 
 
 @pytest.fixture

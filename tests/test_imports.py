@@ -142,24 +142,23 @@ def test_public_names(package):
             assert ">>>" in inspect.getdoc(found), name
 
 
-def loaded_by(code):
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return {name.split(".")[0] for name in done.stdout.split()}
-
-
-@pytest.mark.parametrize(
-    ("code", "without"),
+# Imports in processes of their own: what is loaded after one may be loaded before the next, whose list is shorter.
+CHAINS = [
     [
         ("import snnk", "torch numpy scipy transformers peft sklearn matplotlib typer rich accelerate pyarrow pandas"),
         ("from snnk.finetune import METHODS, FinetuneConfig", "torch transformers peft"),
         ("from snnk import URF, bundle, RidgeStats", "transformers peft sklearn matplotlib typer pyarrow pandas"),
         ("import snnk.tabular", "transformers peft sklearn matplotlib typer"),
         ("import snnk.sklearn", "transformers peft matplotlib typer"),
-        ("import snnk.hf", "peft sklearn matplotlib typer"),
     ],
-)
-def test_imports_are_light(code, without):
-    assert loaded_by(code) & set(without.split()) == set()
+    [("import snnk.hf", "peft sklearn matplotlib typer")],
+]
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain[-1][0])
+def test_imports_are_light(chain):
+    code = "import sys\n" + "".join(f"{line}\nprint(*sys.modules)\n" for line, _ in chain)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for (line, without), modules in zip(chain, done.stdout.splitlines(), strict=True):
+        assert {name.split(".")[0] for name in modules.split()} & set(without.split()) == set(), line

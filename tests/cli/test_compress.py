@@ -254,7 +254,7 @@ def test_joint_and_refused_blocks(run, bert, texts, tmp_path):
     assert report["bytes"]["original"] == report["bytes"]["compressed"]
 
 
-def test_sizes_for_a_form_come_from_times_of_this_form(run, bert, texts, tmp_path, monkeypatch):
+def test_sizes_for_a_form_come_from_times_of_this_form(run, shallow, texts, tmp_path, monkeypatch):
     for name in ("onnxruntime", "onnxscript"):
         pytest.importorskip(name)
     asked = []
@@ -267,11 +267,10 @@ def test_sizes_for_a_form_come_from_times_of_this_form(run, bert, texts, tmp_pat
         asked.append(options["runtime"])
         return [1e-9 * work_of(model) for model in models]
 
-    monkeypatch.setattr("snnk.hf.serve.served.SECONDS", 0.0)
     monkeypatch.setattr("snnk.hf.compression.planning.measure_times", measured)
     monkeypatch.setattr("snnk.hf.compression.pipeline.compare", compare)
     options = "--target-speedup", 1.3, "--refine", 0, "--recover", 0, "--out", tmp_path / "out"
-    command = "compress", bert, "--calibration", texts, *options, "--to", "onnx-int8", "--max-loss"
+    command = "compress", shallow, "--calibration", texts, *options, "--to", "onnx-int8", "--max-loss"
     code, _, err = run(*command, 0)
     assert code == 2 and "the same command with another --max-loss goes on from here" in err
     code, out, err = run(*command, 1)

@@ -64,8 +64,6 @@ def fetched(monkeypatch):
         save(make("BertModel"), folder, tokenizer)
 
     monkeypatch.setattr(demo, "fetch_model", fetch)
-    monkeypatch.setattr("snnk.hf.serve.frontier.SECONDS", 0.0)
-    monkeypatch.setattr("snnk.hf.serve.served.SECONDS", 0.0)
     return folders
 
 

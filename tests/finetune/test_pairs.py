@@ -63,7 +63,7 @@ def test_comparisons_tell_equal_words_from_others_and_means_of_all_tokens_do_not
     assert accuracy[0] >= 0.9 and accuracy[1] <= 0.75
 
 
-def test_predictions_and_exports_are_those_of_the_model(home, pairs, tuned, tmp_path):
+def test_predictions_are_those_of_the_model(home, pairs, tuned, tmp_path):
     model, tokenizer = load(home / "compared")
     with open(pairs) as file:
         rows = list(csv.DictReader(file))[:20]
@@ -74,7 +74,10 @@ def test_predictions_and_exports_are_those_of_the_model(home, pairs, tuned, tmp_
     written = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()][:20]
     probabilities = torch.tensor([next(v for k, v in row.items() if k.endswith("1")) for row in written])
     torch.testing.assert_close(probabilities, exact, atol=1e-4, rtol=1e-3)
-    # export compares the graph with PyTorch, and writes nothing if they differ
+
+
+def test_exports_are_the_model(home, pairs, tuned, tmp_path, quick):
+    """An export compares the graph with PyTorch, and writes nothing if they differ."""
     report = export(home / "compared", pairs, text="first", text_pair="second", to="onnx", out=tmp_path / "served")
     assert (tmp_path / "served" / "onnx" / "model.onnx").exists() and report["outputs"] == ["logits"]
 

@@ -1,8 +1,6 @@
 """The masked mean before the classifier, and folders that must not load without it."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ from snnk.finetune import finetune, load
 from snnk.hf.classify.means import LayersPooled, MeanPooled, PairsPooled, pool_means_
 from snnk.hf.models import class_of
 
+from helpers.processes import run_code
 from helpers.tuning import (
     make_config,
     save,
@@ -160,8 +159,7 @@ def test_without_the_mean_or_without_snnk_a_tuned_folder_fails_and_says_why(root
     config = json.loads((tmp_path / "linear-probe" / "config.json").read_text())
     assert config["id2label"] == {"0": "no", "1": "yes"}
     for imports in ("", "import snnk.peft, snnk.finetune"):
-        command = [sys.executable, "-c", PLAIN.format(imports=imports), str(tmp_path), *methods]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = run_code(PLAIN.format(imports=imports), tmp_path, *methods)
         found = json.loads(done.stdout.split("ANSWERS", 1)[1])
         errors = {case: told for case, told in found.items() if "Error: " in told}
         assert errors == found  # nothing loads

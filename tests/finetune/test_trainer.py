@@ -1,10 +1,6 @@
 """The training loop, against a plain one, in bfloat16 and in two processes."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -17,6 +13,7 @@ from snnk.finetune.data import Data
 from snnk.finetune.settings import TrainingSettings
 from snnk.finetune.trainer import _tell_no_checkpoint, evaluate, train
 
+from helpers.processes import free_port, run_code
 from helpers.tuning import (
     make_config,
     make_model,
@@ -108,6 +105,7 @@ import os, sys, warnings
 warnings.simplefilter("ignore")
 import torch
 from snnk.finetune import FinetuneConfig, finetune  # once, before the processes part: it takes longer than the rest
+torch.set_num_threads(1)
 root, out, port, kind = sys.argv[1:]
 if kind == "FSDP":  # accelerate leaves it to accelerators: all is as there but for this choice
     from accelerate import PartialState
@@ -145,16 +143,7 @@ def one(root):
 @pytest.mark.parametrize("kind", ["MULTI_CPU", "FSDP"])
 def test_two_processes_give_what_one_gives(root, one, tmp_path, kind):
     """143 rows in batches of 50: the last has 43, 22 and 21 for the two."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(root), str(tmp_path / "two"), port, kind],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-    )
+    done = run_code(SCRIPT, root, tmp_path / "two", free_port(), kind)
     assert done.returncode == 0, done.stderr[-3000:]
     two, _ = load(tmp_path / "two")
     found = json.loads((tmp_path / "two" / "metrics.json").read_text())

@@ -44,10 +44,37 @@ def after(count):
     return stop
 
 
-def run_fit(source, out, *args, workers=1, wait=True, double=True):
+# Does what torchrun does, but imports everything once, and forks.
+WORKERS = """
+import os, socket, sys
+import pyarrow.compute, pyarrow.dataset, pyarrow.parquet, safetensors.torch, torch.distributed
+import snnk.tabular
+from snnk.cli import main
+
+count, *args = sys.argv[1:]
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = str(free.getsockname()[1])
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+running = []
+for rank in range(int(count)):
+    running.append(os.fork())
+    if not running[-1]:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        sys.argv = ["snnk", *args]
+        main(args)
+        sys.exit()
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in running))
+"""
+
+
+def run_fit(source, out, *args, workers=1, wait=True, double=True, torchrun=False):
     """`snnk fit` in processes of its own."""
-    cluster = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"] * (workers > 1)
-    launch = [sys.executable, *cluster, "-m", "snnk.cli"]
+    launch = [sys.executable, "-m", "snnk.cli"]
+    if torchrun:
+        launch[1:1] = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
+    elif workers > 1:
+        launch[1:] = ["-c", WORKERS, str(workers)]
     options = ["fit", str(source), "--target", "y", "--num-features", "64", "--lam", "0.01", "--out", str(out)]
     options += ["--feature-map", "random-fourier", "--bandwidth", "1"]
     options += ["--block-dtype", "float64"] * double

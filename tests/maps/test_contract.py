@@ -227,10 +227,10 @@ def test_who_claims_to_be_unbiased():
 @pytest.mark.parametrize("name", UNBIASED)
 def test_unbiased_within_five_standard_errors(name, pairs):
     x, w, b = pairs
-    draws = 1500
+    draws = 600  # of 20 projections, in blocks of 6
     estimates = []
     for seed in range(draws):
-        fm = MAPS[name](16, seed=seed, dtype=torch.float64)
+        fm = MAPS[name](40, seed=seed, dtype=torch.float64)
         estimates.append(fm.phi(x) @ fm.psi(w, b).T)
     values = torch.stack(estimates)
     error = values.std(0) / math.sqrt(draws)

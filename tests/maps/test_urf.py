@@ -76,22 +76,31 @@ def test_centre_in_half_precision(dtype):
     assert (found - exact).abs().max() < 2**-8 * (1 + float(steps.norm(dim=1).max()) * 8**0.5) * exact.abs().max()
 
 
+def fitted_once():
+    """`Activation.series_on`, whose result is kept: maps that differ in their seed alone have the same series."""
+    fit, known = Activation.series_on, {}
+
+    def series_on(self, z, *options):
+        key = (self.name, z.tobytes(), *options)
+        if key not in known:
+            known[key] = fit(self, z, *options)
+        return known[key]
+
+    return series_on
+
+
 @pytest.mark.parametrize("name", ["sin", "cos", "gelu", "tanh", "sigmoid", "silu", "softplus", "erf"])
 @pytest.mark.parametrize("projection", ["orthogonal", "iid"])
-def test_predicted_error_is_the_measured_one(name, projection):
+def test_predicted_error_is_the_measured_one(name, projection, monkeypatch):
     d, m, kappa = 32, 160, 0.9
+    monkeypatch.setattr(Activation, "series_on", fitted_once())
     x, w = unit(60, d, 0, kappa), unit(40, d, 1)
     b = torch.linspace(-0.5, 0.5, 40, dtype=torch.float64)
     z = (x @ w.T + b).flatten()
-    measured, predicted = [], 0.0
-    for seed in range(40):
-        fm = URF(
-            d, m, name, projection=projection, x_norm=kappa, range=(float(z.min()), float(z.max())), seed=seed, **F64
-        )
-        fm.on_error = "ignore"
-        measured.append((estimate(fm, x, w, b) - fm.exact(x, w, b)).square().mean())
-        predicted = float(fm.predicted_error(w, b).mean())
-    ratio = float(torch.stack(measured).mean()) / predicted
+    options = {"projection": projection, "x_norm": kappa, "range": (float(z.min()), float(z.max())), **F64}
+    maps = [URF(d, m, name, on_error="ignore", seed=seed, **options) for seed in range(40)]
+    measured = torch.stack([(estimate(fm, x, w, b) - fm.exact(x, w, b)).square().mean() for fm in maps]).mean()
+    ratio = float(measured / maps[-1].predicted_error(w, b).mean())
     assert 0.5 < ratio < 1.6
 
 
@@ -203,13 +212,15 @@ def test_default_beats_the_paper_at_equal_features(d, p, nx, nw, bound):
     """The claims of `snnk reproduce estimators` on URF hold in float64."""
     x, w, b = unit(32, d, 0, nx), unit(32, d, 1, nw), torch.full((32,), 0.5)
 
-    def error(make):
-        maps = (make(s) for s in range(40))
+    def error(make, draws=40):
+        maps = (make(s) for s in range(draws))
         return torch.stack([(estimate(fm, x, w, b) - fm.exact(x, w, b)).square().mean() for fm in maps]).mean()
 
     ours = error(lambda s: URF(d, 2 * p, "sin", x_norm=nx, w_norm=nw, seed=s, on_error="ignore", **F64))
     paper = error(lambda s: URF.paper(d, 2 * p, "sin", seed=s, **F64))
-    projected = error(lambda s: ProjectedURF(d, 2 * p, "sin", x_norm=nx, w_norm=nw, seed=s, on_error="ignore", **F64))
+    # the least of the three, with the least spread: a few maps tell a tenth
+    options = {"x_norm": nx, "w_norm": nw, "on_error": "ignore", **F64}
+    projected = error(lambda s: ProjectedURF(d, 2 * p, "sin", seed=s, **options), draws=8)
     assert ours < bound * paper
     assert projected < 0.1 * ours
 

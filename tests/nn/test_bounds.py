@@ -78,9 +78,9 @@ def by_hand(fm, x, weight, bias, events, failure):
     beyond = torch.tensor([stats.norm.sf([t - v, t + v]).sum() for v in length.tolist()], **F64)
     log = math.log(2 * events / failure)
     azuma = c * math.sqrt(2 * log / rows)
-    eps = torch.full_like(c, 1e-3)
+    eps, variance = torch.full_like(c, 1e-3), terms.var(-1)
     for _ in range(200):  # the fixed point of P eps^2 = 2 log (var + (c + |ET|) eps / 3)
-        eps = (2 * log * (terms.var(-1) + (c + z.sin().abs()) * eps / 3) / rows).sqrt()
+        eps = (2 * log * (variance + (c + z.sin().abs()) * eps / 3) / rows).sqrt()
     return torch.stack([azuma, eps]) + torch.exp(u.square() / 2) * beyond
 
 

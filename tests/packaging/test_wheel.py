@@ -30,6 +30,16 @@ lines = ["one two one two", "two one", "one one two", "two two two one"] * 30
 Path("texts.txt").write_text("\\n".join(lines))
 Path("rows.tsv").write_text("sentence\\tlabel\\n" + "".join(f"{x}\\t{x.count('o') % 2}\\n" for x in lines))
 """
+# Commands in one process, and their exit codes.
+ONE_BY_ONE = """
+import sys
+from snnk.cli import main
+for line in sys.argv[1:]:
+    try:
+        main(line.split())
+    except SystemExit as stop:
+        print("\\nCODE", stop.code, flush=True)
+"""
 # What each extra is for, in an environment that has it and nothing else. Latencies are measured briefly.
 JOBS = {
     "": """
@@ -144,12 +154,12 @@ def test_the_extra_of_the_command_line_is_enough_for_it(installed):
         "predict m c.csv --out p.csv",
         "estimate --num-features 8 --in-features 4",
     )
-    for line in lines:
-        done = installed.run("cli", "snnk", *line.split())
-        assert done.returncode == 0, done.stderr
-    for line, extra in {"compress m --out c": "hf", "finetune m --out f": "peft"}.items():
-        done = installed.run("cli", "snnk", *line.split())
-        assert done.returncode == 2 and f"pip install 'snnk[cli,{extra}]'" in done.stderr
+    needed = {"compress m --out c": "hf", "finetune m --out f": "peft"}
+    done = installed.run("cli", "python", "-c", ONE_BY_ONE, *lines, *needed)
+    codes = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("CODE ")]
+    assert done.returncode == 0 and codes == [0] * len(lines) + [2] * len(needed), done.stderr
+    for extra in needed.values():
+        assert f"pip install 'snnk[cli,{extra}]'" in done.stderr
 
 
 def test_the_extra_of_the_experiments_is_enough_for_all_of_them(installed):

@@ -1,16 +1,15 @@
 """Two processes train the adapter that one process trains on the same batch: DDP, and FSDP with sharded adapters."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
 from helpers.adapters import make_model, train
+from helpers.processes import free_port, run_code
 
 WORKER = """
-import sys
+import os, sys
 sys.path.insert(0, sys.argv[2])
 import torch
 import torch.distributed as dist
@@ -19,6 +18,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from helpers.adapters import make_model, train
 
+torch.set_num_threads(1)
+child = os.fork()
+rank = "0" if child else "1"
+os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}  # as torchrun does
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[3]}
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 for kind in ("ddp", "fsdp"):
@@ -40,6 +44,8 @@ for kind in ("ddp", "fsdp"):
         model.save_pretrained(f"{sys.argv[1]}/{kind}", state_dict=state)
     dist.barrier()
 dist.destroy_process_group()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
@@ -48,10 +54,7 @@ def test_two_processes_train_what_one_trains(tmp_path):
     train(single, slice(None))
     single.save_pretrained(tmp_path / "single")
     start.save_pretrained(tmp_path / "start")
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    done = subprocess.run([*command, str(tmp_path), str(Path(__file__).parents[1])], capture_output=True, text=True)
+    done = run_code(WORKER, tmp_path, Path(__file__).parents[1], free_port())
     assert done.returncode == 0, done.stderr[-3000:]
     wanted, before, ddp, fsdp = (
         load_file(tmp_path / kind / "adapter_model.safetensors") for kind in ("single", "start", "ddp", "fsdp")

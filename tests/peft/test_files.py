@@ -5,8 +5,6 @@ Gates are never zero here, and projections are perturbed: with either at its sta
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +30,7 @@ from snnk.peft.patterns import is_quick
 
 from helpers.adapters import adapted, maps, train_
 from helpers.architectures import ROWS, D, inputs, make, output, perturb_
+from helpers.processes import run_code
 
 # the others are of the same classes, or have layers of the same names, as one of these
 SAME = ("camembert", "dinov2_with_registers", "dinov2_with_registers+swiglu", "gemma", "gemma3_text", "mistral", "mt5")
@@ -76,11 +75,7 @@ def test_round_trip_in_a_fresh_process(tmp_path):
         assert any("feature_map" in name for name in names) == options["save_directions"]
         assert (expected[row] - base[row]).abs().max() > 1e-2
     save_file(expected, tmp_path / "expected.safetensors")
-    done = subprocess.run(
-        [sys.executable, "-c", FRESH, str(tmp_path), ",".join(FAMILIES), str(Path(__file__).parents[1])],
-        capture_output=True,
-        text=True,
-    )
+    done = run_code(FRESH, tmp_path, ",".join(FAMILIES), Path(__file__).parents[1])
     assert done.returncode == 0 and "all equal" in done.stdout, done.stderr[-3000:]
 
 

@@ -1,8 +1,5 @@
 """to_lora: least squares against an oracle, exactness for linear adapters, and files that need no snnk."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import transformers as hf
@@ -14,6 +11,7 @@ from snnk.peft.model import layers_of
 
 from helpers.adapters import adapted, train_
 from helpers.architectures import D, make, output
+from helpers.processes import run_code
 
 LINEAR = {"directions": "pca", "feature_map": "identity", "use_bias": True}  # delta(y) is linear in y, and so in x
 
@@ -167,7 +165,7 @@ def test_a_process_without_snnk_loads_it(tmp_path):
     ids = batches(1)[0]["input_ids"]
     with torch.no_grad():
         save_file({"input_ids": ids, "logits": model(input_ids=ids).logits}, tmp_path / "expected.safetensors")
-    done = subprocess.run([sys.executable, "-c", PLAIN, str(tmp_path)], capture_output=True, text=True)
+    done = run_code(PLAIN, tmp_path)
     assert done.returncode == 0 and "equal" in done.stdout, done.stderr[-3000:]
 
 

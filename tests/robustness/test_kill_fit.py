@@ -89,7 +89,7 @@ def test_killed_at_every_file_event(tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     runs = {line.split()[0]: [int(code) for code in line.split()[1:]] for line in done.stdout.splitlines()}

@@ -42,7 +42,7 @@ def test_killed_and_started_again(tmp_path):
         )
     assert counted and counted == sorted(counted) and 0 < counted[0] < 300
     if not (out / "model.json").exists():
-        run_fit(path, out)
+        fit(path, out, CONFIG)
     assert json.loads((out / "report.json").read_text())["rows"] == 60000
     calm, killed = weights(tmp_path / "calm"), weights(out)
     assert (calm - killed).abs().max() <= 1e-10 * calm.abs().max()
@@ -131,6 +131,7 @@ def write_rows(path, sign):
 def test_a_table_that_is_replaced_between_a_kill_and_the_restart(kind, tmp_path):
     """The new table has the same size, ends and time of modification; the checkpoint is refused all the same."""
     path, out = tmp_path / f"t.{kind}", tmp_path / "m"
+    drawn = FitConfig("y", 512, feature_map="random-fourier", bandwidth=1.0)
 
     def write(sign):
         write_rows(tmp_path / "t.csv", sign)
@@ -147,11 +148,11 @@ def test_a_table_that_is_replaced_between_a_kill_and_the_restart(kind, tmp_path)
     size = path.stat().st_size
     if kind == "csv":  # all is one block: the run counts it, and fails when it solves
         with pytest.raises(ValueError, match="lam = 0 needs full rank"):
-            fit(path, out, FitConfig("y", 512, lam=0.0))
+            fit(path, out, replace(drawn, lam=0.0))
     else:
         with pytest.raises(KeyboardInterrupt):
             fit(path, out, CONFIG, checkpoint_seconds=0, progress=stop)
-    config = FitConfig("y", 512) if kind == "csv" else CONFIG
+    config = drawn if kind == "csv" else CONFIG
     write(-1)
     assert path.stat().st_size == size > 1 << 17
     with pytest.raises(ValueError, match="checkpoint of another configuration or table"):

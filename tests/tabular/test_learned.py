@@ -206,32 +206,37 @@ def test_the_bandwidth_follows_the_detail_of_the_target():
     assert chosen(2.0, x_norm=2 * 3**0.5) == 2 * chosen(2.0)  # angles have the bandwidth times x / x_norm
 
 
-@pytest.fixture
-def steps(tmp_path):
-    x, y = rows_of_steps(6000)
-    columns = {f"x{i}": x[:, i].numpy() for i in range(4)}
-    pq.write_table(pa.table({**columns, "y": y[:, 0].numpy() * 10}), tmp_path / "t.parquet", row_group_size=500)
-    return tmp_path / "t.parquet"
-
-
 LEARNED = FitConfig("y", 64, task="regression", block_dtype="float64", lam=1e-2)
 
 
-@pytest.mark.parametrize("name", ["learned", "learned-deep"])
-def test_learnt_models_are_the_same_on_one_worker_or_two(name, steps, tmp_path):
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("steps")
+    x, y = rows_of_steps(6000)
+    columns = {f"x{i}": x[:, i].numpy() for i in range(4)}
+    pq.write_table(pa.table({**columns, "y": y[:, 0].numpy() * 10}), folder / "t.parquet", row_group_size=500)
+    return folder / "t.parquet"
+
+
+@pytest.fixture(scope="module", params=["learned", "learned-deep"])
+def calm(request, steps):
+    """The configuration of a fit of the steps, the folder of its model, and its report."""
+    config, folder = replace(LEARNED, feature_map=request.param), steps.parent / request.param
+    return config, folder, fit(steps, folder, config)
+
+
+def test_learnt_models_are_the_same_on_one_worker_or_two(steps, calm, tmp_path):
     """One worker learns from a sample that is the same for any number of workers."""
-    fit(steps, tmp_path / "one", replace(LEARNED, feature_map=name))
-    assert TableModel.load(tmp_path / "one").feature_map.deep == (name == "learned-deep")
-    run_fit(steps, tmp_path / "two", "--feature-map", name, "--task", "regression", workers=2)
-    one, two = (predictions(tmp_path / name, steps) for name in ("one", "two"))
+    config, folder, _ = calm
+    assert TableModel.load(folder).feature_map.deep == (config.feature_map == "learned-deep")
+    run_fit(steps, tmp_path / "two", "--feature-map", config.feature_map, "--task", "regression", workers=2)
+    one, two = (predictions(found, steps) for found in (folder, tmp_path / "two"))
     np.testing.assert_allclose(one, two, rtol=0, atol=1e-6 * np.abs(one).max())
 
 
-@pytest.mark.parametrize("name", ["learned", "learned-deep"])
-def test_a_learnt_fit_goes_on_with_its_features(name, steps, tmp_path):
+def test_a_learnt_fit_goes_on_with_its_features(steps, calm, tmp_path):
     """The features of a run that was killed are not learnt again."""
-    config = replace(LEARNED, feature_map=name)
-    fit(steps, tmp_path / "calm", config)
+    config, folder, _ = calm
 
     def stop(what, rows, total):
         if what == "fitting" and rows > 2000:
@@ -242,13 +247,13 @@ def test_a_learnt_fit_goes_on_with_its_features(name, steps, tmp_path):
     shown = set()
     fit(steps, tmp_path / "m", config, progress=lambda what, rows, total: shown.add(what))
     assert shown == {"fitting", "solving"}
-    calm, killed = (predictions(tmp_path / name, steps) for name in ("calm", "m"))
-    np.testing.assert_allclose(calm, killed, rtol=0, atol=1e-9 * np.abs(calm).max())
+    whole, killed = (predictions(found, steps) for found in (folder, tmp_path / "m"))
+    np.testing.assert_allclose(whole, killed, rtol=0, atol=1e-9 * np.abs(whole).max())
 
 
-def test_a_learnt_model_is_saved_and_beats_random_features(steps, tmp_path):
-    learnt = fit(steps, tmp_path / "learnt", LEARNED)
+def test_a_learnt_model_is_saved_and_beats_random_features(steps, calm, tmp_path):
+    _, folder, learnt = calm
     random = fit(steps, tmp_path / "random", replace(LEARNED, feature_map="random-fourier"))
-    assert isinstance(TableModel.load(tmp_path / "learnt").feature_map, LearnedFeatures)
+    assert isinstance(TableModel.load(folder).feature_map, LearnedFeatures)
     assert learnt["quality"]["r2"] > 0.8 > random["quality"]["r2"] + 0.2
     assert math.isfinite(random["config"]["bandwidth"])  # "auto" is replaced by what was chosen

@@ -13,7 +13,7 @@ from helpers.tables import CONFIG, FILES, predictions, run_fit, weights
 
 def test_two_workers_give_the_result_of_one(parquet, tmp_path):
     fit(parquet, tmp_path / "one", CONFIG)
-    run_fit(parquet, tmp_path / "two", workers=2)
+    run_fit(parquet, tmp_path / "two", workers=2, torchrun=True)
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert (one - two).abs().max() <= 1e-10 * one.abs().max()
     assert json.loads((tmp_path / "two" / "report.json").read_text())["workers"] == 2

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -15,14 +13,18 @@ import pytest
 
 from snnk._checkpoint import CheckpointError, read_checkpoint
 from snnk.hf import compress
-from snnk.hf.compression import blocks, distill, stages
+from snnk.hf.compression import blocks, distill, report, stages
 from snnk.hf.compression.checkpoint import CompressionCheckpoint, fingerprint, remove_checkpoint
 
 from helpers.architectures import make
+from helpers.heads import make as make_head
+from helpers.processes import run_code
+from helpers.texts import make_texts, save
 
 OPTIONS = {"keep": 0.5, "refine": 2, "recover": 24}
 KILLED = """
-import os, signal, sys
+import os, signal, sys, warnings
+warnings.simplefilter("ignore")
 from snnk.hf import compress
 from snnk.hf.compression import report
 
@@ -59,17 +61,57 @@ def curve(folder):
     return recovery["curve"], recovery["stages"], recovery["kept"]
 
 
+@pytest.fixture(autouse=True)
+def brief(quick):
+    """All runs are as brief as they can be, also those of a module."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A model, texts, and the output of a run that is not stopped."""
+    folder = tmp_path_factory.mktemp("home")
+    save(make_head("BertModel"), folder / "bert")
+    (folder / "texts.txt").write_text("\n".join(make_texts(120)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "SECONDS", 0.0)
+        patch.setattr(stages, "PASSES", 1)
+        compress(folder / "bert", folder / "texts.txt", out=folder / "calm", **OPTIONS)
+        with pytest.raises(Stopped):
+            compress(
+                folder / "bert",
+                folder / "texts.txt",
+                out=folder / "out",
+                progress=stop_at("distilling, stage 1", 15),
+                **OPTIONS,
+            )
+    return folder
+
+
 @pytest.fixture
-def calm(quick, bert, texts, tmp_path):
-    """The output of a run that is not stopped."""
-    compress(bert, texts, out=tmp_path / "calm", **OPTIONS)
-    return tmp_path / "calm"
+def bert(home):
+    return home / "bert"
+
+
+@pytest.fixture
+def texts(home):
+    return home / "texts.txt"
+
+
+@pytest.fixture
+def calm(home):
+    return home / "calm"
+
+
+@pytest.fixture
+def stopped(home, tmp_path):
+    """The checkpoint of a run that was stopped in the distillation."""
+    return shutil.copytree(home / "out.checkpoint", tmp_path / "out.checkpoint")
 
 
 def test_a_process_that_is_killed_at_a_step(calm, bert, texts, tmp_path):
     out, seen, said = tmp_path / "out", [], []
     code = KILLED.format(options=OPTIONS)
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code, bert, texts, out], capture_output=True)
+    done = run_code(code, bert, texts, out)
     assert done.returncode == -signal.SIGKILL
     assert not out.exists() and (tmp_path / "out.checkpoint").is_dir()
     compress(bert, texts, out=out, progress=stop_at("never", 0, seen), say=said.append, **OPTIONS)
@@ -102,7 +144,7 @@ def test_a_run_that_is_stopped_anywhere(calm, bert, texts, tmp_path, monkeypatch
     assert [block["seconds"] for block in done["blocks"]] == [100.0] * 4 and done["seconds"] >= 600
 
 
-def test_stages_of_a_length_that_was_chosen(quick, bert, texts, tmp_path, monkeypatch):
+def test_stages_of_a_length_that_was_chosen(bert, texts, tmp_path, monkeypatch):
     """Stopped in the second stage, whose rates follow from the end of the first."""
     monkeypatch.setattr(stages, "FIRST", 16)
     monkeypatch.setattr(stages, "PASSES", 3)
@@ -115,14 +157,6 @@ def test_stages_of_a_length_that_was_chosen(quick, bert, texts, tmp_path, monkey
     assert curve(tmp_path / "calm")[1] == [16, 32]
     assert weights(tmp_path / "out") == weights(tmp_path / "calm")
     assert curve(tmp_path / "out") == curve(tmp_path / "calm")
-
-
-@pytest.fixture
-def stopped(quick, bert, texts, tmp_path):
-    """The checkpoint of a run that was stopped in the distillation."""
-    with pytest.raises(Stopped):
-        compress(bert, texts, out=tmp_path / "out", progress=stop_at("distilling, stage 1", 15), **OPTIONS)
-    return tmp_path / "out.checkpoint"
 
 
 def contents(folder):

@@ -220,7 +220,7 @@ LABELS = {0: "entailment", 1: "neutral", 2: "contradiction"}
 def test_a_model_of_pairs_without_a_file(tmp_path, options, kind):
     """It is fitted to pairs of general text, and a file of single texts is doubtful."""
     tokenizer, notes = make_paired(make_english), []
-    model = make("BertForSequenceClassification", vocab_size=len(tokenizer), **options)
+    model = make("BertForSequenceClassification", vocab_size=len(tokenizer), num_hidden_layers=1, **options)
     folder = save(model, tmp_path / "head", tokenizer)
     common = {"keep": 0.5, "refine": 0, "joint": False, "recover": 0}
     found = compress(folder, out=tmp_path / "out", say=notes.append, **common)

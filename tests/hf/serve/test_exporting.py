@@ -420,7 +420,7 @@ def generate(session, ids, count):
 
 
 def test_a_decoder_has_a_cache(tmp_path, brief, run):
-    model = make_architecture("llama", hf.LlamaForCausalLM, vocab_size=43).to(torch.bfloat16)
+    model = make_architecture("llama", hf.LlamaForCausalLM, vocab_size=43, num_hidden_layers=1).to(torch.bfloat16)
     folder = save(model, tmp_path / "model")
     (tmp_path / "texts.txt").write_text("\n".join(make_texts(60)))
     args = ("--to", "onnx", "--calibration", tmp_path / "texts.txt", "--out", tmp_path / "served", "--max-length", 20)
@@ -448,10 +448,10 @@ def test_a_decoder_has_a_cache(tmp_path, brief, run):
 @pytest.mark.parametrize(
     ("name", "model_class", "positions", "options"),
     [
-        ("gpt2", hf.GPT2LMHeadModel, True, {}),
-        ("bloom", hf.BloomForCausalLM, False, {}),
-        ("opt", hf.OPTForCausalLM, False, {}),
-        ("gemma2", hf.Gemma2ForCausalLM, True, {"sliding_window": 9}),
+        ("gpt2", hf.GPT2LMHeadModel, True, {"n_layer": 1}),
+        ("bloom", hf.BloomForCausalLM, False, {"n_layer": 1}),
+        ("opt", hf.OPTForCausalLM, False, {"num_hidden_layers": 1}),
+        ("gemma2", hf.Gemma2ForCausalLM, True, {"sliding_window": 9}),  # in every other layer
     ],
 )
 def test_caches_of_other_decoders(tmp_path, name, model_class, positions, options):
@@ -468,7 +468,8 @@ def test_caches_of_other_decoders(tmp_path, name, model_class, positions, option
 
 def test_a_decoder_without_a_usual_cache_is_exported_without(tmp_path, monkeypatch, brief):
     monkeypatch.setattr(graphs, "example_cache", lambda *args: 1 / 0)
-    folder = save(make_architecture("llama", hf.LlamaForCausalLM, vocab_size=43), tmp_path / "model")
+    model = make_architecture("llama", hf.LlamaForCausalLM, vocab_size=43, num_hidden_layers=1)
+    folder = save(model, tmp_path / "model")
     (tmp_path / "texts.txt").write_text("\n".join(make_texts(60)))
     report = export(folder, tmp_path / "texts.txt", to="onnx", out=tmp_path / "served", max_length=20)
     card = (tmp_path / "served" / "README.md").read_text()
@@ -476,14 +477,14 @@ def test_a_decoder_without_a_usual_cache_is_exported_without(tmp_path, monkeypat
     assert report["no_cache"] == "division by zero" and "The reason: division by zero." in card
 
 
-def test_compress_ends_in_what_is_served(bert, texts, tmp_path, quick, brief, run, monkeypatch):
+def test_compress_ends_in_what_is_served(shallow, texts, tmp_path, quick, run, monkeypatch):
     """A graph that loses too much leaves the checkpoint alone, from which a command with another limit goes on."""
     out = tmp_path / "small"
-    args = ("compress", bert, "--calibration", texts, "--keep", 0.5, "--recover", 0, "--equal", "--out", out)
+    args = ("compress", shallow, "--calibration", texts, "--keep", 0.5, "--recover", 0, "--equal", "--out", out)
     code, _, err = run(*args, "--to", "tflite")
     assert code == 2 and "unknown form 'tflite'. Known: openvino-int8, onnx-int8, openvino, onnx" in err
     (tmp_path / "few.txt").write_text("\n".join(make_texts(20)))
-    few = ("compress", bert, "--calibration", tmp_path / "few.txt", "--out", out, "--to", "openvino-int8")
+    few = ("compress", shallow, "--calibration", tmp_path / "few.txt", "--out", out, "--to", "openvino-int8")
     if find_spec("nncf") is not None:
         code, printed, err = run(*few)
         assert code == 2 and "at least 32 are needed" in err and "fitt" not in printed

@@ -29,7 +29,6 @@ OPTIONS = {"keep": [0.3, 0.6], "refine": 2, "recover": 6}
 @pytest.fixture(autouse=True)
 def brief(quick, monkeypatch):
     """Short measurements, and no runtime for a default rival."""
-    monkeypatch.setattr(module, "SECONDS", 0.0)
     monkeypatch.setattr(module, "_installed", list)
 
 
@@ -151,11 +150,11 @@ def test_static_embeddings_are_compared_by_neighbours(texts, tmp_path, monkeypat
     assert page.tags.count("circle") == 6 and "model2vec of the original, with its tokenizer" in page.texts
 
 
-def test_all_models_are_compared_as_they_are_served(bert, texts, tmp_path):
+def test_all_models_are_compared_as_they_are_served(shallow, texts, tmp_path):
     form = "onnx-int8"
     need("onnxscript", "onnxruntime")
     options = {**OPTIONS, "keep": [0.5], "recover": 0, "to": form}
-    points = frontier(bert, texts, out=tmp_path / "curve", **options)["points"]
+    points = frontier(shallow, texts, out=tmp_path / "curve", **options)["points"]
     names = ["original", "keep 0.5", f"original, {form}", f"keep 0.5, {form}"]
     assert [point["name"] for point in points] == names and [p["keep"] for p in points] == [1.0, 0.5, 1.0, 0.5]
     _, small, exported, both = (point["held_out"][0]["figures"]["cosine"] for point in points)

@@ -1,8 +1,6 @@
 """Compressed models as plain ones: the same outputs in a process that cannot import snnk, or a reason why not."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ from snnk.hf.serve.plain import MOST, check_plan, choose, fit_of, plain_model, p
 
 from helpers.architectures import ATTENTION, ROWS, WIDTH, conditional, heads, inputs, make, output, perturb_, towers
 from helpers.compression import check_page
-from helpers.processes import in_a_fresh_process
+from helpers.processes import in_a_fresh_process, run_code
 from helpers.texts import make_texts, make_tokenizer, save
 
 BLOCKED = "sys.modules['snnk'] = None  # an import of it fails"
@@ -97,7 +95,7 @@ import sys
 from sentence_transformers import SentenceTransformer
 print(SentenceTransformer({str(folder)!r}).encode({texts!r}).tolist())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_code(code)
     assert done.returncode == 0, done.stderr
     batch = make_tokenizer()(texts, padding=True, return_tensors="pt")
     with torch.no_grad():
@@ -318,7 +316,7 @@ def test_without_snnk_the_failure_names_it(tmp_path):
     replace_(find_ffns(model)[0], "linear")
     model.save_pretrained(tmp_path)
     code = f"import sys\n{BLOCKED}\nimport transformers\ntransformers.AutoModel.from_pretrained(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    done = run_code(code, tmp_path)
     assert done.returncode == 1 and "Unknown quantization type, got snnk" in done.stderr
     assert done.stderr.rstrip().splitlines()[-1].startswith("RuntimeError")
 
