@@ -43,7 +43,11 @@ FEW = 5_500
 MOST_ROWS, MOST_TEST = 600_000, 200_000
 LATE = 15  # minutes
 FEATURES = 1024  # of random features in scikit-learn
-SNNK = {"snnk fit": 512, "snnk fit, 2048 features": 2048}
+SNNK: dict[str, dict[str, Any]] = {  # what differs from the defaults of FitConfig
+    "snnk fit": {},
+    "snnk fit, 2048 features": {"num_features": 2048},
+    "snnk fit, learned-deep": {"feature_map": "learned-deep"},
+}
 SKLEARN = ("breast_cancer", "digits", "wine", "diabetes")
 LARGE = ("covertype", "flights")
 KERNELS = [(b, penalty) for b in (0.7, 1.4, 2.8) for penalty in (1e-2, 1.0, 100.0)]
@@ -195,7 +199,8 @@ def ours(method: str, task: Task, seed: int) -> tuple[float, Any, Any]:
             frame = task.x.iloc[rows].assign(target=task.y[rows])
             frame.to_parquet(folder / f"{part}.parquet", row_group_size=1 << 16, index=False)
         del frame
-        config = FitConfig("target", SNNK[method], seed=seed, task="classification" if task.classes else "regression")
+        kind = "classification" if task.classes else "regression"
+        config = FitConfig("target", seed=seed, task=kind, **SNNK[method])
         began = time.process_time()
         fit(folder / "train.parquet", folder / "model", config)
         seconds = time.process_time() - began
@@ -271,14 +276,14 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="tables of scikit-learn and one seed")
     for name in LARGE:
         parser.add_argument(f"--{name}", help=f"Parquet file of {name}")
-    parser.add_argument("--methods", help="names of methods with commas between them; default: all")
+    parser.add_argument("--methods", help="names of methods with semicolons between them; default: all")
     parser.add_argument("--tables", help="names of tables with semicolons between them; default: all that are there")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/tables.json"))
     args = parser.parse_args()
     files = {name: value for name in LARGE if (value := getattr(args, name))}
     config = Config(seeds=1, kernel_features=64) if args.quick else Config(args.seeds)
-    methods = tuple(args.methods.split(",")) if args.methods else METHODS[: 3 if args.quick else None]
+    methods = tuple(args.methods.split(";")) if args.methods else METHODS[: 3 if args.quick else None]
     tables = [*(f"{name}{few}" for few in ("", ", 5,500") for name in files), *SKLEARN[: 2 if args.quick else None]]
     tables = args.tables.split(";") if args.tables else tables
     os.environ["OMP_NUM_THREADS"] = "1"
