@@ -17,6 +17,7 @@ from snnk._text import html as escape
 
 # Colours of what was there before, what is new, what is compared with it, and small print.
 OLD, NEW, OTHER, GREY = "var(--old)", "var(--new)", "var(--other)", "var(--grey)"
+SERIES = (OTHER, *(f"var(--series-{i})" for i in range(2, 6)))  # more colours that can be told apart
 HEIGHT = 240  # pixels of a chart
 NARROW, WIDE = 270, 700  # pixels of the width of a chart on small and large screens, between which labels have to fit
 LETTER, LINE = 8, 15  # pixels of a letter and of a line of a chart's text
@@ -26,10 +27,10 @@ UNITS = {3: "thousands", 6: "millions", 9: "billions"}  # of axes, by their powe
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1c2430; --back: #ffffff; --line: #d8dde4; --grey: #5b6472; --old: #8791a1;
-  --new: #1f6fb2; --other: #b04a12 }
+  --new: #1f6fb2; --other: #b04a12; --series-2: #23763a; --series-3: #8a2f9e; --series-4: #8a6d00; --series-5: #c2185b }
 @media (prefers-color-scheme: dark) {
   :root { --text: #e6e9ee; --back: #14181f; --line: #39414d; --grey: #a3acba; --old: #717d8e; --new: #5fa8e6;
-    --other: #f0935b } }
+    --other: #f0935b; --series-2: #5cc07a; --series-3: #d08ae6; --series-4: #d6b53a; --series-5: #f2749f } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); max-width: 960px;
   margin: 2em auto; padding: 0 1em; overflow-wrap: break-word }
 a { color: var(--new) } h1 { line-height: 1.2 } h2 { margin-top: 1.8em; font-size: 1.2em } h3 { font-size: 1em }

@@ -9,12 +9,14 @@ import numpy
 import pytest
 from transformers import AutoModel
 
+from snnk import _html
 from snnk._checkpoint import CheckpointError
 from snnk.hf import compress, frontier
 from snnk.hf.compression import planning
 from snnk.hf.compression.damage import TooFewTokens
 from snnk.hf.serve import frontier as module
 from snnk.hf.serve import frontier_page
+from snnk.hf.serve.forms import FORMS
 
 from helpers import browser
 from helpers.browser import needs_browser
@@ -299,3 +301,9 @@ def test_figures_of_classifiers_and_decoders():
     )
     assert frontier_page.main_figure(both["points"]) == "same next token"
     assert frontier_page.rows(both)[1][1:] == ["1.0", "2.00", "10.00", "0.50", "1.00", "9.5000", "0.5000"]
+
+
+def test_every_form_has_a_colour_of_its_own():
+    found = frontier_page._colours([{"form": form} for form in ("torch", *FORMS, None)])
+    assert len(set(found.values())) == len(found) == len(FORMS) + 2
+    assert all(_html.STYLE.count(f"{colour[4:-1]}: #") == 2 for colour in found.values())  # light and dark

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from snnk._html import GREY, NEW, OTHER, facts, glossary, page, scatter, table
+from snnk._html import GREY, NEW, SERIES, facts, glossary, page, scatter, table
 from snnk._text import html as escape
 from snnk.hf.compression import figures
 from snnk.hf.compression.page import COMMON, LEGEND, warnings
+from snnk.hf.serve.forms import FORMS
 from snnk.hf.serve.using import INT8, clock_of, milliseconds
 
 FORMAT = "snnk.Frontier/1"
@@ -90,12 +91,13 @@ def html(report: Mapping[str, Any]) -> str:
     }
     meanings = {_words(key): figures.WORDS[key.rpartition(": ")[2]][1] for key in _shown(report, 0)}
     better = "lower" if key.rpartition(": ")[2] in LOWER else "higher"
+    cautions = f'<h2 id="warnings">Warnings</h2>\n{told}\n' if (told := warnings(report)) else ""
+    note = '<p>There are <a href="#warnings">warnings</a> about these figures.</p>\n' if told else ""
     body = f"""<p>Each point is a model. A point further to the left is faster, and a {better} one is closer to the
 original, measured on inputs that nothing was fitted to. A line joins what snnk makes of
-{escape(report["base_model"])}: blue in PyTorch, orange as it is exported.</p>
-{warnings(report)}
-{LEGEND}
-{"".join(parts)}<h2>How it was measured</h2>
+{escape(report["base_model"])}, one line per form in which the models run.</p>
+{note}{LEGEND}
+{"".join(parts)}{cautions}<h2>How it was measured</h2>
 {facts(measured)}
 """
     body += glossary({**COMMON, **meanings, **INT8, **STATIC}, body)
@@ -103,8 +105,9 @@ original, measured on inputs that nothing was fitted to. A line joins what snnk 
 
 
 def _colours(points: Sequence[Mapping[str, Any]]) -> dict[str | None, str]:
-    forms = dict.fromkeys(point["form"] for point in points)
-    return {form: NEW if form == "torch" else GREY if form is None else OTHER for form in forms}
+    """The colour of each form, the same on every page; models of other packages are grey."""
+    known = {"torch": NEW, **dict(zip(FORMS, SERIES, strict=True))}
+    return {form: known.get(form, GREY) for form in dict.fromkeys(point["form"] for point in points)}
 
 
 def _figures(point: Mapping[str, Any], part: int = 0) -> Mapping[str, float]:
