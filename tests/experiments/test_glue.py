@@ -88,10 +88,10 @@ def test_page_of_these(folder, tmp_path):
         assert f" {len(rows.rows)} rows in [{name}.json]" in page and "torch" in page
     left = page.split("## Not run here")[1]
     for line in (
-        "- glue: stsb: snnk-pooler with 8, 0 of 1 seeds",
+        "- glue: stsb: no rows of snnk-pooler with 8",
         "- glue: rte, mrpc, qnli, qqp, sst2, mnli, cola",
         "- glue: bert-base, the paper's model: these rows are of tiny-bert",
-        "- vision: cifar10: snnk-relu with 4, 0 of 1 seeds",
+        "- vision: cifar10: no rows of snnk-relu with 4",
         "- vision: cifar100, ImageNet",
         "- uptraining: rte, mrpc, qnli, qqp, sst2, mnli, stsb",
         "- uptraining: cola: k = 2, seed 0",

@@ -202,8 +202,12 @@ def claims(results: Results) -> list[Row]:
         ended = all(have_ended(own.values()) for own in rows.values())
         ours = f"{', '.join(told)}{tie}; {first['model']}, mean of {many}{CUT * (not ended)}"
         many_errors = "one standard error" if errors == 1 else f"{errors} standard errors"
-        tolerance = f"{errors * error:.2f} points, {many_errors} over seeds: less is a tie" if known else "none"
-        decided = ended and (errors == 1 or known)  # one seed has no standard error
+        tolerance = (
+            f"{errors * error:.2f} points, {many_errors} over seeds: less is a tie"
+            if known
+            else "none: one seed has no standard error"
+        )
+        decided = ended and known  # one seed has no standard error, and decides nothing
         return [claim(statement, ours, gap > errors * error and gap >= least if decided else None, tolerance)]
 
     sizes = {r["method"]: r["trained"] for r in table if r["trained"]}

@@ -165,13 +165,24 @@ def chosen(results: Iterable[Row], seed: int) -> list[Row]:
 
 
 def missing(cells: Iterable[Cell], config: Protocol, results: Iterable[Row]) -> list[str]:
-    """A line for every cell that has fewer final rows than seeds."""
+    """A line for every cell that has some of its final rows, and one per task for the cells that have none.
+
+    Example:
+        >>> missing([("cola", "lora", 8), ("cola", "full", None)], Protocol(), [])
+        ['cola: no rows of lora with 8; full']
+    """
     done = Counter(map(_cell, chosen(results, config.seed)))
-    return [
-        f"{cell[0]}: {cell[1]}{f' with {cell[2]}' if cell[2] else ''}, {done[cell]} of {config.seeds} seeds"
-        for cell in cells
-        if done[cell] < config.seeds
+    names = {cell: f"{cell[1]}{f' with {cell[2]}' if cell[2] else ''}" for cell in cells}
+    begun = [
+        f"{cell[0]}: {name}, {done[cell]} of {config.seeds} seeds"
+        for cell, name in names.items()
+        if 0 < done[cell] < config.seeds
     ]
+    none: dict[str, list[str]] = {}
+    for cell, name in names.items():
+        if not done[cell]:
+            none.setdefault(cell[0], []).append(name)
+    return [*begun, *(f"{task}: no rows of {'; '.join(found)}" for task, found in none.items())]
 
 
 def measured(keys: Sequence[Row], config: Protocol, files: Mapping[str, str], *, here: bool = False) -> Iterator[Row]:
