@@ -88,7 +88,7 @@ def contenders(
     for precision, network in networks.items():
         yield Contender(name, keep, "torch", precision, states_of(network), size_of(network)[1])
     source = open_source(str(folder), work, lambda text: None)
-    inputs = read_inputs(source, texts, {"column": None, "max_length": 128, "seed": 0})
+    inputs = read_inputs(source, texts, {"text": None, "text_pair": None, "max_length": 128, "seed": 0})
     for form, (to, mode) in FORMS.items():
         if form not in forms:
             continue

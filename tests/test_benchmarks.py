@@ -21,6 +21,14 @@ def test_quick(path, tmp_path):
     assert json.loads(out.read_text())["rows"]
 
 
+def test_serving_reads_its_texts(bert, texts, tmp_path, monkeypatch):
+    """The command as a whole needs a real model; this is the part in front of its measurements."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    serving = importlib.import_module("serving")
+    found = list(serving.contenders("tiny", 1.0, Path(bert), Path(texts), tmp_path, 1, [serving.TORCH_INT8, "onnx"]))
+    assert [(c.runtime, c.precision) for c in found] == [("torch", "float32"), ("torch", "int8"), ("onnx", "float32")]
+
+
 def test_targets_of_serving_are_of_one_model_at_both_batches(monkeypatch):
     """Made-up rows: the first is fast at one batch alone, the second loses too much, the third does both."""
     monkeypatch.syspath_prepend(str(FOLDER))

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 WAITING = """
-import json, os, sys, traceback
+import json, os, signal, sys, traceback
 import safetensors.torch, torch, transformers, transformers.modeling_utils, transformers.models.auto.modeling_auto
 
 assert not [name for name in sys.modules if name.split(".")[0] == "snnk"]
@@ -23,6 +23,7 @@ for line in sys.stdin:
     job = json.loads(line)
     pid = os.fork()
     if not pid:
+        signal.alarm(600)
         os.chdir(job["place"])
         for number, name in ((0, os.devnull), (1, job["out"]), (2, job["err"])):
             os.dup2(os.open(name, os.O_RDWR), number)

@@ -46,7 +46,7 @@ def after(count):
 
 # Does what torchrun does, but imports everything once, and forks.
 WORKERS = """
-import os, socket, sys
+import os, signal, socket, sys
 import pyarrow.compute, pyarrow.dataset, pyarrow.parquet, safetensors.torch, torch.distributed
 import snnk.tabular
 from snnk.cli import main
@@ -60,11 +60,18 @@ running = []
 for rank in range(int(count)):
     running.append(os.fork())
     if not running[-1]:
+        signal.alarm(600)
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         sys.argv = ["snnk", *args]
         main(args)
         sys.exit()
-sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in running))
+while running:
+    pid, status = os.wait()
+    running.remove(pid)
+    if status:
+        for other in running:
+            os.kill(other, signal.SIGTERM)
+        sys.exit(1)
 """
 
 

@@ -159,6 +159,13 @@ def one_hot(count):
     return check
 
 
+def read_as_numbers(rows):
+    def check(report, score, model):
+        assert report["rows"] == rows and [column.kind for column in model.columns.inputs] == ["number"]
+
+    return check
+
+
 RIGHT = regression()
 IDS = [2**60 + i for i in range(ROWS)]
 NO_NUMBER = "neither a number nor a category"
@@ -449,7 +456,7 @@ CASES = {
     "a fraction behind a million bytes of whole numbers": (
         raw("x,y\n" + "1,2.5\n" * 200_000 + "1.5,1\n"),
         {},
-        "column 'x' has '1.5' at row 200000 of t.csv, and whole numbers in the first rows",
+        read_as_numbers(200_001),
     ),
     "text behind a million bytes of empty cells": (
         raw("x,k,y\n" + "1,,2.5\n" * 200_000 + "1,red,1\n"),

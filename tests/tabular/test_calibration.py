@@ -236,11 +236,23 @@ def test_floors_in_files():
             PlattScaling.from_dict({**found.to_dict(), "floor": bad})
 
 
-def test_few_rows_have_no_offsets():
+def test_few_rows_have_the_offsets_of_the_frequencies():
     """Forty rows of right scores are not worth three offsets, which would be noise; shifted scores are, with many."""
     _, labels, p = make_scores(20_000)
     few = PlattScaling.fit(p[:40], labels[:40], floors=FLOORS)
-    assert few.offset == (0.0, 0.0, 0.0) and few.floor in FLOORS
+    frequency = (torch.bincount(labels[:40], minlength=3) + 1).double().log()
+    expected = max(1 - few.scale, 0) * (frequency - frequency.mean())
+    np.testing.assert_allclose(few.offset, expected, atol=1e-12)
     shifted = p * torch.tensor([1.0, 2.0, 4.0])
     many = PlattScaling.fit(shifted / shifted.sum(1, keepdim=True), labels, floors=FLOORS)
     np.testing.assert_allclose(np.diff(many.offset), [-np.log(2)] * 2, atol=0.15)
+
+
+def test_scores_that_tell_nothing_give_the_frequencies_of_the_classes():
+    """Scores of other rows, where nothing can be learnt, are a little lower for the own class: the scale is 0."""
+    labels = torch.repeat_interleave(torch.arange(7), torch.tensor([18, 7, 7, 7, 7, 7, 7]))
+    frequency = torch.tensor([19.0, 8, 8, 8, 8, 8, 8], dtype=torch.float64) / 67
+    scores = torch.tensor([18.0, 7, 7, 7, 7, 7, 7]).double() / 60 - 0.05 * torch.nn.functional.one_hot(labels, 7)
+    found = PlattScaling.fit(scores, labels, floors=FLOORS)
+    assert found.scale == 0
+    np.testing.assert_allclose(found.probabilities(scores), frequency.expand(60, 7), atol=1e-12)

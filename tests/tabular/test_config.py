@@ -17,6 +17,7 @@ from helpers.tables import CONFIG, predictions
         ({"feature_map": "random-rleu"}, "unknown feature map 'random-rleu'; did you mean 'random-relu'"),
         ({"num_features": 63, "feature_map": "random-fourier"}, "num_features must be even"),
         ({"num_features": 0}, "num_features must be a positive integer"),
+        ({"num_features": 8193, "feature_map": "learned-deep"}, "learned-deep has at most 8192 features; got 8193"),
         ({"bandwidth": 0.0}, "bandwidth must be a positive number"),
         ({"task": "ranking"}, "unknown task 'ranking'"),
         ({"missing": "zero"}, "unknown policy for missing values 'zero'"),

@@ -257,3 +257,12 @@ def test_a_learnt_model_is_saved_and_beats_random_features(steps, calm, tmp_path
     assert isinstance(TableModel.load(folder).feature_map, LearnedFeatures)
     assert learnt["quality"]["r2"] > 0.8 > random["quality"]["r2"] + 0.2
     assert math.isfinite(random["config"]["bandwidth"])  # "auto" is replaced by what was chosen
+
+
+def test_two_layers_that_are_too_wide_are_refused_before_anything_is_learnt(monkeypatch):
+    """One of the widths that are tried has no outputs among the features, and a wider second layer."""
+    monkeypatch.setattr("snnk.tabular.config.MOST_DEEP", 16)
+    x, y = rows_of_steps(400)
+    with pytest.raises(ValueError, match="learned-deep has at most 16 features; got 17"):
+        learn(x, y, 17, classes=False, deep=True, progress=lambda done, total: pytest.fail("it learns"))
+    assert learn(x, y, 16, classes=False, deep=True).num_features == 16

@@ -11,7 +11,9 @@ attend to each other; a task with single texts has the same rows with and withou
 with a sentence encoder, and LoRA and Houlsby's adapters are given it too, to separate the adapters from the classifier.
 "random start" means that the classifier does not start from its closed form.
 
-The methods of `LEAD` are trained on all tasks before the others, so that a run that is stopped can still be compared.
+The methods with comparisons, LoRA and the closed form are trained before the others, so that a run that is stopped can
+still be compared. A claim names the tasks and seeds that have rows of both of its methods; the list of missing parts at
+the end of the page has the others.
 """
 
 from __future__ import annotations

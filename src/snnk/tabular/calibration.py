@@ -4,7 +4,9 @@ r"""Probabilities from the scores of a classifier, and measures of how good prob
 
 Scores of least squares are estimates of probabilities, some of them below 0. For these, s stands for the logarithm
 log((score + sqrt(score^2 + 4 f^2)) / 2) of a score that is cut off smoothly near a floor f. With scores that are right,
-a = 1 and b = 0, where a softmax of the scores themselves can be right in the middle of the range only.
+a = 1 and b = 0, where a softmax of the scores themselves can be right in the middle of the range only. Where offsets
+are not worth their number, b_c = max(1 - a, 0) log(frequency of c): a model whose scores tell nothing (a = 0) gives the
+frequencies of the classes, and one whose scores are right gives the scores.
 
 One scale a and one offset b_c per class maximise the likelihood of rows that did not determine the scores (Platt
 scaling for several classes), and of some floors the one of largest likelihood is taken. For one floor, the problem is
@@ -68,18 +70,18 @@ class PlattScaling:
         n, k = scores.shape
         target = _targets(labels, n, k)
         weight = _weights(weight, n, scores)
-        ways = [cls._fit(scores, target, weight, floor) for floor in floors]
+        fitted = [cls._fit(scores, target, weight, floor) for floor in floors]
+        if len(fitted) == 1:
+            return fitted[0]
+
+        def likelihood(way: PlattScaling) -> float:
+            return float(weight @ (target * way.logits(scores).log_softmax(1)).sum(1))
+
         # A softmax of the scores themselves needs offsets; for logarithms, they must be worth it (Akaike's criterion).
         # The scale stays: fitted without offsets, that of scores which hardly vary would take their place.
-        ways += [replace(way, offset=(0.0,) * k) for way in ways if way.floor]
-        if len(ways) == 1:
-            return ways[0]
-
-        def worth(way: PlattScaling) -> float:
-            likelihood = float(weight @ (target * way.logits(scores).log_softmax(1)).sum(1))
-            return likelihood - (k - 1) * any(way.offset)
-
-        return max(ways, key=worth)
+        frequency = ((weight @ target + 1) / (n + k)).log()
+        blends = [replace(way, offset=_blend(way.scale, frequency)) for way in fitted if way.floor]
+        return max([*fitted, *blends], key=lambda way: likelihood(way) - (k - 1) * (way in fitted))
 
     @classmethod
     def _fit(cls, scores: Tensor, target: Tensor, weight: Tensor, floor: float) -> PlattScaling:
@@ -264,6 +266,11 @@ def _indices(labels: Tensor, n: int, k: int) -> Tensor:
         found = f"shape {tuple(labels.shape)}" if labels.shape != (n,) else f"{int(labels.min())} to {labels.max()}"
         raise ValueError(f"labels must be ({n},) indices from 0 to {k - 1}; got {found}")
     return labels.long()
+
+
+def _blend(scale: float, frequency: Tensor) -> tuple[float, ...]:
+    """Offsets that take the place of the part of the scores that a scale below 1 leaves out."""
+    return tuple((max(1 - scale, 0.0) * (frequency - frequency.mean())).tolist())
 
 
 def _targets(labels: Tensor, n: int, k: int) -> Tensor:

@@ -13,6 +13,7 @@ from snnk.tabular.scaling import LARGEST
 from snnk.tabular.scan import TASKS
 
 LEARNED = ("learned", "learned-deep")
+MOST_DEEP = 8192  # features of a second layer, whose matrix has their square
 MAPS = (*LEARNED, *RANDOM_MAPS)
 OLD_WORDS = {"random-fourier": "fourier", "random-relu": "relu"}  # in files from before the rename
 
@@ -24,6 +25,14 @@ def make_random_map(
     make = FEATURE_MAPS[_checks.choose(name, RANDOM_MAPS, "feature map")]
     options = {"bandwidth": bandwidth, "x_norm": x_norm} if name == "random-fourier" else {}
     return make(in_features, num_features, seed=seed, **options)
+
+
+def check_deep(num_features: int) -> None:
+    """A ValueError if a second layer cannot have that many features."""
+    if num_features > MOST_DEEP:
+        raise ValueError(
+            f"learned-deep has at most {MOST_DEEP} features; got {num_features}. Use fewer, or feature map 'learned'"
+        )
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,8 @@ class FitConfig:
         object.__setattr__(self, "num_features", m)  # JSON has no numpy integers
         if self.feature_map == "random-fourier":
             _checks.even_features(m)
+        if self.feature_map == "learned-deep":
+            check_deep(m)
         if self.bandwidth != "auto":
             if isinstance(self.bandwidth, str):
                 raise ValueError(f"bandwidth must be a number above 0 or 'auto'; got {self.bandwidth!r}")

@@ -34,6 +34,7 @@ from snnk import _checks
 from snnk.maps import FEATURE_MAPS, FeatureMap
 from snnk.maps.base import named_in_files
 from snnk.ridge.sums import RidgeStats
+from snnk.tabular.config import check_deep
 
 BINS, MOST_BINS = 32, 1024  # per column, and for all columns together
 FEW_VALUES = 3  # a column with fewer different values has no bins
@@ -48,7 +49,6 @@ MORE_VALIDATION, ENOUGH = 0.25, 500  # the share if a tenth is fewer than these 
 WARMUP, BETAS = 0.15, (0.9, 0.98)
 # (learning rate, weight decay): the first is for many rows, the others are gentler
 STRENGTHS = ((1e-2, 0.0), (3e-3, 0.1), (1e-3, 1.0))
-MOST_DEEP = 8192  # features of a second layer, whose matrix has their square
 DEEP_RATE = 0.5  # of the learning rate, with a second layer
 BANDWIDTHS = (1 / 16, 0.25, 0.5, 1.0, 2.0, 4.0)  # features of the first are almost linear
 BANDWIDTH_ROWS = 20_000  # of which the bandwidth of random features is chosen
@@ -109,8 +109,7 @@ class LearnedFeatures(FeatureMap):
         shapes = {"edges": (binned, bins + 1), "projection": (h, width), "phase": (h,)}
         shapes |= {"head": (outputs, h), "skip": (outputs, width), "offset": (outputs,)}
         if deep:
-            if h > MOST_DEEP:
-                raise ValueError(f"a second layer has at most {MOST_DEEP} features; got {h}. Use one layer")
+            check_deep(h)
             shapes |= {"deep_projection": (h, h), "deep_phase": (h,)}
         self.register_buffer("source", torch.zeros(binned, dtype=torch.int64, device=device))
         for name, shape in shapes.items():
@@ -234,6 +233,8 @@ def learn(
         progress: a function that is called with (steps done, steps in all).
     """
     n, t = len(x), y.shape[1]
+    if deep:
+        check_deep(num_features)  # with or without outputs among them
     if len(y) != n:
         raise ValueError(f"features are learnt from as many targets as inputs; got {n} inputs and {len(y)} targets")
     constant = not bool((x != x[:1]).any())

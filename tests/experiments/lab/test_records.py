@@ -61,6 +61,11 @@ def test_a_run_of_some_methods_leaves_the_others_in_the_file(tmp_path):
     Results(path, Config(tasks=("mrpc", "cola"), methods=("full",))).add({"method": "full"})
     assert Stored(path).config == {"tasks": ["cola", "stsb", "mrpc"], "methods": ["lora", "full"]}
     assert [row["method"] for row in Stored(path)] == ["lora", "full"]
+    stored = json.loads(path.read_text())
+    for wrong in (3, None, "lora", [1]):
+        path.write_text(json.dumps({**stored, "config": {**stored["config"], "methods": wrong}}))
+        with pytest.raises(ValueError, match="is not a result file of snnk"):
+            Results(path, Config())
 
 
 def test_rows_that_were_put_aside_come_back(tmp_path):

@@ -230,7 +230,7 @@ def test_a_model_of_pairs_without_a_file(tmp_path, options, kind):
     texts.write_text("\n".join(general_texts(300)))
     found = compress(folder, texts, out=tmp_path / "again", **common)
     assert any("reads pairs of texts" in warning for warning in found["warnings"]) == (kind == "pairs")
-    with pytest.raises(ValueError, match=r"give one, or leave out column 'one,two'"):
+    with pytest.raises(ValueError, match=r"give calibration, or leave out text 'one' and text_pair 'two'"):
         compress(folder, out=tmp_path / "third", text="one", text_pair="two")
 
 

@@ -154,6 +154,10 @@ class Stored(Results):
                 raise TypeError("config, environment, source and rows must be objects")
             if not isinstance(stored["config"].get("seeds", 0), int):
                 raise TypeError(f"seeds is {stored['config']['seeds']!r}")
+            for part in ("tasks", "methods"):
+                words = stored["config"].get(part, [])
+                if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+                    raise TypeError(f"{part} is {words!r}")
             self.config, self.environment = dict(stored["config"]), {"snnk": "", **stored["environment"]}
             self.source = dict(stored.get("source", {}))
             last = _digest(stored["environment"])
