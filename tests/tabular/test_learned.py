@@ -178,7 +178,7 @@ def test_maps_are_restored_from_their_configuration(deep):
 def test_a_second_layer_in_a_file_is_bounded():
     """Its matrix is larger than the projection, which therefore does not bound what a damaged file allocates."""
     config = LearnedFeatures(1, 64, deep=True).to_config()
-    with pytest.raises(ValueError, match=r"at most 8192 features; got 1000000. Use one layer"):
+    with pytest.raises(ValueError, match=r"at most 8192 features; got 1000000. Use fewer"):
         feature_map_from_config({**config, "num_features": 10**6}, (10**6, 1))
     with pytest.raises(ValueError, match="does not fit its projection"):
         feature_map_from_config({**config, "bins": 10**6, "binned": 10}, (64, 1))
