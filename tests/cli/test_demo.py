@@ -61,7 +61,7 @@ def fetched(monkeypatch):
 
     def fetch(folder):
         folders.append(folder)
-        save(make("BertModel"), folder, tokenizer)
+        save(make("BertModel", num_hidden_layers=1), folder, tokenizer)
 
     monkeypatch.setattr(demo, "fetch_model", fetch)
     return folders
