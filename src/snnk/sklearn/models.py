@@ -242,7 +242,8 @@ class SNNKClassifier(ClassifierMixin, _Closed):  # type: ignore[misc]
     number, plus one number per class, of largest likelihood on rows that determined neither the scores nor the
     features. Up to 4,096 rows are kept for that, those with the least hashes. Scores without them come from the sums
     minus these rows, in five parts if there are few. If features are learnt, these rows are a tenth of all, or up to a
-    quarter of less than 2,000. `predict` returns the class of largest probability.
+    quarter of less than 2,000. Where these rows are too few for a number per class, the frequencies of the classes give
+    it. `predict` returns the class of largest probability.
 
     Args:
         n_components, bandwidth, missing, standardize, random_state: as for SNNKFeatures.
