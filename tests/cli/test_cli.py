@@ -30,7 +30,7 @@ TWINS = {
 }
 # Arguments of these functions that no option has: they are objects of Python, or details of a measurement.
 OBJECTS = {"self", "say", "progress", "track", "config", "folder"}
-DETAILS = {"audit": {"rounds"}, "estimate": {"inputs", "outputs"}, "finetune": {"method"}}
+DETAILS = {"audit": {"rounds"}, "estimate": {"inputs", "outputs"}, "finetune": {"method", "shared"}}
 FLAGS = {"everything": "--all", "show": "--list"}  # names that would hide a builtin, or that mean something in Python
 OTHERS = {"joint": "--equal", "show_texts": "--hide-texts"}  # what the shell writes for False
 # Every word of the command line has one meaning, and every meaning has one word.

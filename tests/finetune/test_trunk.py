@@ -8,9 +8,13 @@ from snnk.finetune import finetune
 from snnk.finetune import run as running
 from snnk.finetune.data import Data, encode_texts
 from snnk.finetune.trunk import _find_view, run_trunk, without_trunk
+from snnk.hf import replace_pooler_
 from snnk.hf.classify.means import pool_means_
+from snnk.hf.classify.sites import POOLERS
 from snnk.hf.models import set_padding
 
+from helpers.architectures import CONFIGS, TEXT, inputs, perturb_
+from helpers.architectures import IMAGES as IMAGES_OF
 from helpers.texts import make_tokenizer
 from helpers.tuning import TINY, make_config, make_rows
 
@@ -35,6 +39,11 @@ MODELS = {
     "vit": (hf.ViTForImageClassification, hf.ViTConfig(**IMAGES, intermediate_size=32), "first"),
     "dinov2": (hf.Dinov2ForImageClassification, hf.Dinov2Config(**IMAGES), "first, and mean of the others"),
 }
+MORE = {
+    "albert": lambda: hf.AlbertConfig(**TEXT | {"embedding_size": 8}),
+    "deberta": lambda: hf.DebertaConfig(**TEXT),
+}
+WITHOUT_VIEW = ("albert",)  # the activation of its pooler is not inside the pooler
 
 
 def rows_of(model):
@@ -142,7 +151,7 @@ def test_the_result_is_that_of_the_whole_model_in_every_step(root, tmp_path, mon
     monkeypatch.setattr(layer, "forward", lambda self, *a, **k: calls.append(1) or before(self, *a, **k))
     for way in ("once", "always"):
         if way == "always":
-            monkeypatch.setattr(running, "run_trunk", lambda *args: None)
+            monkeypatch.setattr(running, "run_trunk", lambda *args, **kwargs: None)
         calls.clear()
         found[way] = finetune(make_config(root, tmp_path / way, **options)), len(calls)
     (one, few), (two, many) = found["once"], found["always"]
@@ -152,10 +161,83 @@ def test_the_result_is_that_of_the_whole_model_in_every_step(root, tmp_path, mon
     assert scores[0] == pytest.approx(scores[1], rel=1e-3) and few < many / 1.5
 
 
+@pytest.mark.parametrize("method", ["linear-probe", "snnk-pooler", "bundled"])
+def test_every_row_goes_through_the_model_once(root, tmp_path, monkeypatch, method):
+    """Rows of training, validation and test, for the fit of a pooler, the classifier, training and all scores."""
+    seen = count_rows(monkeypatch)
+    size = None if method == "linear-probe" else 8
+    done = finetune(make_config(root, tmp_path / "out", method=method, epochs=3, num_features=size, pooling="model"))
+    assert seen[0] <= sum(done.metrics["data"]["rows"].values()) + 2 * 10  # and the few rows by which a view is found
+
+
+def count_rows(monkeypatch):
+    """The number of rows that pass the first layer of a BERT, in a list."""
+    layer, seen = hf.models.bert.modeling_bert.BertLayer, [0]
+    before = layer.forward
+
+    def forward(self, states, *args, **kwargs):
+        seen[0] += len(states) * self.first
+        return before(self, states, *args, **kwargs)
+
+    make = layer.__init__
+
+    def init(self, config, layer_idx=None):
+        make(self, config, layer_idx)
+        self.first = layer_idx == 0
+
+    monkeypatch.setattr(layer, "__init__", init)
+    monkeypatch.setattr(layer, "forward", forward)
+    return seen
+
+
+@pytest.mark.parametrize("row", sorted(POOLERS))
+def test_what_is_kept_serves_the_poolers_that_replace_the_own_one(row):
+    """The outputs are computed before a method replaces the pooler; the new one reads the same vectors."""
+    kind = hf.AutoModelForImageClassification if row in IMAGES_OF else hf.AutoModelForSequenceClassification
+    torch.manual_seed(0)
+    config = {**CONFIGS, **MORE}[row]()
+    model = kind.from_config(config).eval()
+    perturb_(model, scale=0.2)
+    batch = {k: v for k, v in inputs(row).items() if torch.is_tensor(v)}
+    rows = [{k: v[i] for k, v in batch.items()} for i in range(len(next(iter(batch.values()))))]
+    labels = torch.zeros(len(rows), dtype=torch.long)
+    data = Data(rows, labels, lambda part: {k: torch.stack([r[k] for r in part]) for k in part[0]}, [1] * len(rows))
+    found = run_trunk(model, data)
+    if row in WITHOUT_VIEW:
+        assert found is None
+        return
+    replace_pooler_(model, 6, init="random", seed=0)
+    kept = found[0].batch(range(len(rows)))
+    del kept["labels"]
+    with torch.no_grad():
+        exact = model(**batch).logits
+        with without_trunk(model):
+            torch.testing.assert_close(model(**kept).logits, exact, atol=1e-5, rtol=1e-4)
+    assert exact.std(0).max() > 1e-3
+
+
+def test_runs_share_what_the_same_model_makes_of_the_same_rows(root, tmp_path, monkeypatch):
+    seen = count_rows(monkeypatch)
+
+    def run(out, **options):
+        seen[0] = 0
+        options = {"epochs": 1, "pooling": "model", **options}
+        done = finetune(make_config(root, tmp_path / out, **options), shared=tmp_path)
+        return done.metrics["scores"]["test"]["loss"], seen[0], len(list(tmp_path.glob("*.safetensors")))
+
+    loss, rows, files = run("first")
+    assert rows > 100 and files == 3
+    again, few, files = run("again")
+    assert again == loss and few < 30 and files == 3
+    assert run("pooler", method="snnk-pooler", num_features=8)[1] < 30
+    assert run("seed", seed=1)[1] > 100  # other rows for validation
+    assert run("mean", pooling="mean")[1] > 100
+
+
 @pytest.mark.parametrize("options", [{"dropout": True}, {"max_steps": 4}, {"method": "bitfit"}])
 def test_every_step_runs_the_base_model_where_it_must(root, tmp_path, monkeypatch, options):
     """With dropout in it, where few of the 143 rows are read, and where its parameters are trained."""
-    monkeypatch.setattr(running, "run_trunk", lambda *args: 1 / 0)
+    monkeypatch.setattr(running, "run_trunk", lambda *args, **kwargs: 1 / 0)
     finetune(make_config(root, tmp_path / "out", **{"epochs": 1, **options}))
     with pytest.raises(ZeroDivisionError):
         finetune(make_config(root, tmp_path / "other", max_steps=5))

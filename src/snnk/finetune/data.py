@@ -6,10 +6,11 @@ alone, so that every process computes the same ones.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,11 @@ class Data:
     def batch(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """Inputs and labels of some rows."""
         return {**self.collate([self.rows[i] for i in indices]), "labels": self.labels[list(indices)]}
+
+    def row_hashes(self) -> Iterator[bytes]:
+        """A hash of each row: of a tokenised text, or of the content of a file."""
+        for row in self.rows:
+            yield hashlib.sha256(row.read_bytes() if isinstance(row, Path) else repr(row).encode()).digest()
 
     def take(self, indices: Sequence[int]) -> Data:
         """The data of some rows."""

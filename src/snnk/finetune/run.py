@@ -66,6 +66,7 @@ def finetune(
     *,
     resume: bool = False,
     method: Method | None = None,
+    shared: str | Path | None = None,
     say: Callable[[str], None] = lambda text: None,
     progress: Progress = lambda step, total, loss, scores: None,
 ) -> FinetuneResult:
@@ -75,6 +76,8 @@ def finetune(
         config: the model, the data and the options.
         resume: continue from the checkpoint of a run that was stopped.
         method: a variant of METHODS[config.method] to use in its place, with the same settings.
+        shared: folder in which methods that train the head alone keep the outputs of the frozen base model, and look
+            for those of other runs with the same model and rows. Default: every run computes its own.
         say: called with each line of text on the progress of the run.
         progress: called after each step, see `train`.
 
@@ -89,7 +92,8 @@ def finetune(
             held.enter_context(_io.locked_output(out))
             _io.remove_leftovers(checkpoint)
         check_out(out, checkpoint, resume)  # in the lock, as the run that held it before may have written the folder
-        return _finetune(config, out, checkpoint, resume, method, say, progress)
+        folder = None if shared is None else Path(shared)
+        return _finetune(config, out, checkpoint, resume, method, folder, say, progress)
 
 
 def _finetune(
@@ -98,6 +102,7 @@ def _finetune(
     checkpoint: Path,
     resume: bool,
     method: Method | None,
+    shared: Path | None,
     say: Callable[[str], None],
     progress: Progress,
 ) -> FinetuneResult:
@@ -132,7 +137,7 @@ def _finetune(
                 set_padding(base, processor)
             if config.pooling == "pairs":
                 _check_second_texts(base, inputs.train)
-            rows, validation = inputs.train, inputs.validation
+            rows, validation, test = inputs.train, inputs.validation, inputs.test
             setup = Setup(
                 features,
                 config.seed,
@@ -143,13 +148,17 @@ def _finetune(
                 report,
                 drawn,
             )
-            base = method.edit(base, setup)
+            trunk = None
             if method.head_only and _is_repeated(settings, len(rows)):
                 nn.Module.to(base, device=_device())
-                if (seen := run_trunk(base, rows, validation)) is not None:
+                parts = [rows, validation, *([] if test is None else [test])]
+                trunk = run_trunk(base, *parts, shared=shared)
+                if trunk is not None:
                     say("the base model was run once over all rows")
-                    rows, validation = seen
+                    rows, validation = trunk[:2]
+                    test = trunk[2] if len(trunk) > 2 else None
                     cut.enter_context(without_trunk(base))
+            base = method.edit(base, setup)
             start = _start(base, method, setup, config, settings, inputs.metrics[0], say)
             model: Any = method.wrap(base, setup)
             below = [] if images or method.head_only else frozen_layers(model)
@@ -177,8 +186,22 @@ def _finetune(
             key=_key(config, method, settings, inputs, start_bits),
             progress=progress,
         )
-    if not found.main:
-        return FinetuneResult(out, model, processor, {}, main=False)
+        if not found.main:
+            return FinetuneResult(out, model, processor, {}, main=False)
+        if trunk is None:
+            cut.close()  # the tuned model is evaluated whole
+            validation = inputs.validation
+        best = {k: v for k, v in found.history[found.best].items() if k not in ("epoch", "step", "train_loss")}
+        scores: dict[str, Any] = {"validation": best}
+        finish = None
+        model = method.finish(model, setup).eval()
+        if method.finish is not nothing:  # merging and bundling are exact up to rounding, which the metrics show
+            scores["validation"] = evaluate(model, validation, inputs.metrics, settings.batch_size)
+            finish = {"validation_before": best, "validation_after": scores["validation"]}
+        elif settings.bf16:  # training evaluates in bfloat16, the test and users of the saved model in float32
+            scores["validation"] = evaluate(model, validation, inputs.metrics, settings.batch_size)
+        if test is not None:
+            scores["test"] = evaluate(model, test, inputs.metrics, settings.batch_size)
     warned = _doubts(found, settings)
     if start.get("offset"):
         warned.append(
@@ -187,17 +210,6 @@ def _finetune(
         )
     for doubt in warned:
         say(f"warning: {doubt}")
-    best = {k: v for k, v in found.history[found.best].items() if k not in ("epoch", "step", "train_loss")}
-    scores: dict[str, Any] = {"validation": best}
-    finish = None
-    model = method.finish(model, setup).eval()
-    if method.finish is not nothing:  # merging and bundling are exact up to rounding, which the metrics show
-        scores["validation"] = evaluate(model, inputs.validation, inputs.metrics, settings.batch_size)
-        finish = {"validation_before": best, "validation_after": scores["validation"]}
-    elif settings.bf16:  # training evaluates in bfloat16, the test and users of the saved model in float32
-        scores["validation"] = evaluate(model, inputs.validation, inputs.metrics, settings.batch_size)
-    if inputs.test is not None:
-        scores["test"] = evaluate(model, inputs.test, inputs.metrics, settings.batch_size)
     adapter = hasattr(model, "peft_config")
     if inputs.described["text_pair"] is not None:
         mark_pairs(model)
@@ -339,8 +351,8 @@ def _key(config: FinetuneConfig, method: Method, settings: TrainingSettings, inp
     digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
     for data in (inputs.train, inputs.validation):
         digest.update(data.labels.numpy().tobytes())
-        for row in data.rows:
-            digest.update(hashlib.sha256(row.read_bytes()).digest() if isinstance(row, Path) else repr(row).encode())
+        for row in data.row_hashes():
+            digest.update(row)
     return digest.hexdigest()[:16]
 
 

@@ -4,13 +4,18 @@ A step on these costs what the head costs. The base model runs without dropout, 
 (tokens, d) a head reads one or two vectors, which are kept in their place: `VIEWS` has the candidates. The first view
 with which the head returns the logits of the whole model is taken, so that no architecture is named here; if there is
 none, the data stay as they are, and every step runs the whole model.
+
+Poolers and classifiers that a method puts in the place of a model's own read the same vectors, so that the outputs also
+serve for fitting these, and for all evaluations.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +23,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
+from snnk import _io
 from snnk.finetune.data import Data
+from snnk.finetune.loading import bits
 from snnk.hf.models import evaluating, place
 
 BATCH = 64
@@ -66,7 +73,7 @@ def without_trunk(model: PreTrainedModel) -> Iterator[None]:
 
 
 @torch.no_grad()
-def run_trunk(model: PreTrainedModel, *parts: Data) -> list[Data] | None:
+def run_trunk(model: PreTrainedModel, *parts: Data, shared: Path | None = None) -> list[Data] | None:
     """The data with what the head reads in place of their rows, for use inside `without_trunk`.
 
     None if no view of the hidden states gives the logits of the whole model.
@@ -74,9 +81,10 @@ def run_trunk(model: PreTrainedModel, *parts: Data) -> list[Data] | None:
     Args:
         model: a classifier, whose base model is frozen but for its pooler.
         parts: rows of the model's inputs.
+        shared: a folder for the outputs. Rows whose outputs are there, by the same weights, are not run again.
     """
     found = _find_view(model, parts[0])
-    return None if found is None else [_through(model, data, VIEWS[found]) for data in parts]
+    return None if found is None else [_through(model, data, found, shared) for data in parts]
 
 
 def _find_view(model: PreTrainedModel, data: Data) -> str | None:
@@ -118,18 +126,41 @@ def random_head(model: PreTrainedModel) -> Iterator[None]:
             p.copy_(value)
 
 
-def _through(model: PreTrainedModel, data: Data, view: Callable[[Tensor, Tensor], Tensor]) -> Data:
-    rows: list[Any] = [None] * len(data)
+def _through(model: PreTrainedModel, data: Data, view: str, shared: Path | None) -> Data:
+    file = None if shared is None else shared / f"{_digest(model, data, view)}.safetensors"
+    if file is not None and file.is_file():
+        with _io.open_tensors(file) as stored:
+            outputs = stored.get_tensor("outputs")
+    else:
+        outputs = _outputs(model, data, VIEWS[view])
+        if file is not None:
+            _io.write_tensors(file, {"outputs": outputs})
+    name = _entrance(model)
+    # lengths stay, as the batches of an epoch follow from them
+    return replace(data, rows=list(outputs), collate=lambda part: {name: torch.stack(part)})
+
+
+def _digest(model: PreTrainedModel, data: Data, view: str) -> str:
+    """Hash of all that the outputs depend on, but for the processor of images."""
+    weights = [(name, *bits(p)) for name, p in model.base_model.named_parameters()]
+    found = hashlib.sha256(repr((view, model.config.to_dict(), weights)).encode())
+    for row in data.row_hashes():
+        found.update(row)
+    return found.hexdigest()
+
+
+def _outputs(model: PreTrainedModel, data: Data, view: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """What the head reads of each row, (n, 1 or 2, d)."""
+    outputs = torch.empty(0)
     with evaluating(model):
         for indices in data.batches(BATCH):
             batch = data.batch(indices)
             del batch["labels"]
-            kept = view(*_states(model, batch)).cpu().clone()  # a view would keep all hidden states
-            for i, row in zip(indices, kept, strict=True):
-                rows[i] = row
-    name = _entrance(model)
-    # lengths stay, as the batches of an epoch follow from them
-    return replace(data, rows=rows, collate=lambda part: {name: torch.stack(part)})
+            found = view(*_states(model, batch)).cpu()
+            if not len(outputs):
+                outputs = found.new_empty(len(data), *found.shape[1:])
+            outputs[indices] = found
+    return outputs
 
 
 def _states(model: PreTrainedModel, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

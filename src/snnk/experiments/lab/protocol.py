@@ -6,7 +6,7 @@ first final row, and the other seeds are trained with its rate. Seeds differ in 
 drawn, those for validation, features, batches and dropout. The test rows are evaluated once per run and choose nothing.
 
 Every run has a process of its own with one thread, as many at a time as torch has threads, so that its time and its
-peak memory are its own.
+peak memory are its own. Runs of methods that train the head alone share the outputs of the frozen base model.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods, get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
 from snnk.experiments.lab.records import Results, Row
 from snnk.experiments.lab.tuning import metric_of, row_of, tuned, variants
 
+PRELOADED = ["snnk.finetune.run", "snnk.hf", "snnk.peft"]  # what a process of a run imports
 Cell = tuple[str, str, int | None]  # task, method, number of features
 UNTRAINED = ("bundled-solved", "closed-form")
 DRAWN = ", random start"  # ends the name of a method whose classifier does not start from its closed form
@@ -96,12 +99,13 @@ def run_cells(
         here: train in this process, which saves the seconds of a start.
         facts: added to every new row.
     """
-    for wave in waves(cells, config, results):
-        known = [results.find(**key) for key in wave]
-        yield from (row for row in known if row)
-        missing = [key for key, row in zip(wave, known, strict=True) if not row]
-        for row in measured(missing, config, files, here=here):
-            yield results.add({**row, **facts})
+    with TemporaryDirectory() as name:
+        for wave in waves(cells, config, results):
+            known = [results.find(**key) for key in wave]
+            yield from (row for row in known if row)
+            missing = [key for key, row in zip(wave, known, strict=True) if not row]
+            for row in measured(missing, config, files, shared=Path(name), here=here):
+                yield results.add({**row, **facts})
 
 
 def waves(cells: Sequence[Cell], config: Protocol, results: Results) -> Iterator[list[Row]]:
@@ -185,15 +189,25 @@ def missing(cells: Iterable[Cell], config: Protocol, results: Iterable[Row]) -> 
     return [*begun, *(f"{task}: no rows of {'; '.join(found)}" for task, found in none.items())]
 
 
-def measured(keys: Sequence[Row], config: Protocol, files: Mapping[str, str], *, here: bool = False) -> Iterator[Row]:
-    """Rows as they are done, each from a new process, as the peak memory of a process never falls."""
+def measured(
+    keys: Sequence[Row], config: Protocol, files: Mapping[str, str], *, shared: Path | None = None, here: bool = False
+) -> Iterator[Row]:
+    """Rows as they are done, each from a new process, as the peak memory of a process never falls.
+
+    Args:
+        keys, config, files, here: see `run_cells`.
+        shared: folder for the outputs of frozen base models, which runs of one task and seed share.
+    """
     if here or not keys:
-        yield from (measure(key, config, files) for key in keys)
+        yield from (measure(key, config, files, shared) for key in keys)
         return
     import torch
 
-    with get_context("spawn").Pool(torch.get_num_threads(), _one_thread, maxtasksperchild=1) as pool:
-        yield from pool.imap_unordered(partial(measure, config=config, files=files), keys)
+    context: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
+    if context.get_start_method() == "forkserver":
+        context.set_forkserver_preload(PRELOADED)
+    with context.Pool(torch.get_num_threads(), _one_thread, maxtasksperchild=1) as pool:
+        yield from pool.imap_unordered(partial(measure, config=config, files=files, shared=shared), keys)
 
 
 def _one_thread() -> None:
@@ -202,14 +216,14 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def measure(key: Row, config: Protocol, files: Mapping[str, str]) -> Row:
+def measure(key: Row, config: Protocol, files: Mapping[str, str], shared: Path | None = None) -> Row:
     """The row of one run, with scores in percent on validation rows and test rows; None for them if it diverged."""
     from snnk.finetune.methods import METHODS
 
     name, glue = key["method"].removesuffix(DRAWN).removesuffix(PAIRS), "data_dir" in files
     base, variant = variants().get(name, (name, None))
-    shared = ("epochs", "batch_size", "schedule", "dropout", "max_length")
-    options: dict[str, Any] = {field: getattr(config, field) for field in shared}
+    taken = ("epochs", "batch_size", "schedule", "dropout", "max_length")
+    options: dict[str, Any] = {field: getattr(config, field) for field in taken}
     options |= {"glue": key["task"]} if glue else {}
     options["pooling"] = None if name in UNTRAINED or METHODS[base].own_pooler or not glue else config.pooling
     if key["method"].endswith(PAIRS):
@@ -226,6 +240,7 @@ def measure(key: Row, config: Protocol, files: Mapping[str, str]) -> Row:
         learning_rate=key["learning_rate"],
         limit_train=config.rows(key["task"]),
         seed=key["seed"],
+        shared=shared,
         **options,
     )
     row = {**key, **row_of(result, metric_of(key["task"]))}

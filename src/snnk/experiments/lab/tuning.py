@@ -30,12 +30,15 @@ def metric_of(task: str) -> str:
     return METRICS.get(task, "accuracy")
 
 
-def tuned(files: Mapping[str, str], variant: Method | None = None, **options: Any) -> FinetuneResult | None:
+def tuned(
+    files: Mapping[str, str], variant: Method | None = None, *, shared: Path | None = None, **options: Any
+) -> FinetuneResult | None:
     """The FinetuneResult of one run into a temporary folder; None if the run diverged.
 
     Args:
         files: model and data for FinetuneConfig.
         variant: a Method in place of `method` in `options`, which still gives the default hyperparameters.
+        shared: see `finetune`.
         **options: further fields of FinetuneConfig.
     """
     from snnk.finetune import FinetuneConfig, finetune
@@ -44,7 +47,7 @@ def tuned(files: Mapping[str, str], variant: Method | None = None, **options: An
     with TemporaryDirectory() as folder:
         try:
             settings: dict[str, Any] = {"out": str(Path(folder, "out")), **files, **options}
-            return finetune(FinetuneConfig(**settings), method=variant)
+            return finetune(FinetuneConfig(**settings), method=variant, shared=shared)
         except Diverged:
             return None
 
