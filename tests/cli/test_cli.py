@@ -82,6 +82,7 @@ MEANINGS = {
     "out": "what is written",
     "page": "page of all claims",
     "parts": "sums of parts of a table",
+    "patience": "epochs without a better score before training stops",
     "plan": "sizes of blocks, from a file",
     "pooling": "what a classifier reads",
     "probabilities": "whether probabilities are written",

@@ -129,6 +129,7 @@ def test_glue_task_and_metrics(root, tmp_path):
         ({"num_features": 3}, "has no features"),
         ({"method": "bundled"}, "own pooler"),
         ({"epochs": 0}, "epochs must be a positive integer"),
+        ({"patience": 0}, "patience must be a positive integer"),
         ({"text": "body"}, r"no column 'body' in .*; its columns are sentence, label"),
         ({"text_pair": "other"}, r"no column 'other'"),
         ({"label": "score"}, r"no column 'score'"),

@@ -77,6 +77,10 @@ def command(
     learning_rate: Annotated[float | None, typer.Option(help=OWN)] = None,
     batch_size: Annotated[int | None, typer.Option(help=f"Rows per step of all processes together. {OWN}")] = None,
     epochs: Annotated[int | None, typer.Option(help=f"Most passes over the training rows. {OWN}")] = None,
+    patience: Annotated[
+        int | None,
+        typer.Option(help=f"Epochs without a better validation score after which training stops. {OWN}"),
+    ] = None,
     weight_decay: Annotated[float | None, typer.Option(help=OWN)] = None,
     schedule: Annotated[
         str | None, typer.Option(help=f"Learning rate over time: constant or linear (to 0). {OWN}")

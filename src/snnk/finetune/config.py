@@ -40,7 +40,8 @@ class FinetuneConfig:
         max_length: tokens per row; tokenizer and model may allow fewer.
         limit_train: use only this many rows of train, drawn at random. Of the others, up to 1,000 are held out for
             validation, if there are enough.
-        learning_rate, batch_size, epochs, max_steps, weight_decay, schedule, dropout, seed: see `TrainingSettings`.
+        learning_rate, batch_size, epochs, max_steps, patience, weight_decay, schedule, dropout, seed: see
+            `TrainingSettings`.
         bf16: compute in bfloat16. Default: if the processor has instructions for it.
 
     Example:
@@ -71,6 +72,7 @@ class FinetuneConfig:
     batch_size: int | None = None
     epochs: int | None = None
     max_steps: int | None = None
+    patience: int | None = None
     weight_decay: float | None = None
     schedule: str | None = None
     dropout: bool | None = None

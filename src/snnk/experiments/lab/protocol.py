@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
@@ -30,6 +30,7 @@ Cell = tuple[str, str, int | None]  # task, method, number of features
 UNTRAINED = ("bundled-solved", "closed-form")
 DRAWN = ", random start"  # ends the name of a method whose classifier does not start from its closed form
 PAIRS = ", pairs"  # ends the name of a method whose classifier compares the two texts of a row
+TAKEN = ("epochs", "patience", "batch_size", "schedule", "dropout", "max_length")  # fields of FinetuneConfig
 SLOWER = {"full": 0.01}  # factors on the learning rates, where all parameters are trained
 
 
@@ -39,7 +40,8 @@ class Protocol:
 
     Args:
         rates: learning rates in ascending order.
-        epochs: at most; training stops before if the validation score has not risen for three epochs.
+        epochs: at most; training stops before if the validation score has not risen for three epochs, or for the
+            `patience` of an experiment that has it.
         batch_size, schedule, dropout, max_length: see FinetuneConfig; None means the method's own.
         train_rows: at most, drawn at random.
         pair_rows: the same for pairs of texts, which have four times the tokens; None means the same number.
@@ -222,8 +224,7 @@ def measure(key: Row, config: Protocol, files: Mapping[str, str], shared: Path |
 
     name, glue = key["method"].removesuffix(DRAWN).removesuffix(PAIRS), "data_dir" in files
     base, variant = variants().get(name, (name, None))
-    taken = ("epochs", "batch_size", "schedule", "dropout", "max_length")
-    options: dict[str, Any] = {field: getattr(config, field) for field in taken}
+    options: dict[str, Any] = {field: value for field, value in asdict(config).items() if field in TAKEN}
     options |= {"glue": key["task"]} if glue else {}
     options["pooling"] = None if name in UNTRAINED or METHODS[base].own_pooler or not glue else config.pooling
     if key["method"].endswith(PAIRS):
