@@ -7,23 +7,39 @@ from snnk.experiments import mnist
 
 from helpers.experiments import Rows
 
+SHORT = replace(mnist.QUICK, features=(8,), rows=20, epochs=1, trained_directions=(), other_rates=())
 PAPER = {"learning_rate": 1e-3, "other_rates": (), "seed": 0}
 
 
 def test_mnist_resumes_and_reads_real_files(run, tmp_path, digits, monkeypatch):
-    monkeypatch.setattr(mnist, "QUICK", replace(mnist.QUICK, features=(8,), rows=20, epochs=1, other_rates=()))
+    monkeypatch.setattr(mnist, "QUICK", SHORT)
     args = ["reproduce", "mnist", "--quick", "--data-dir", digits.data_dir, "--out", str(tmp_path / "out")]
     assert run(*args, "--seeds", "2")[0] == 0
     path = tmp_path / "out" / "mnist.json"
     stored = json.loads(path.read_text())
     assert stored["source"] == {"model": "", "data": "real"} and digits.data_dir not in path.read_text()
-    assert [(r["network"], r["seed"]) for r in stored["rows"]] == [("MLP", 0), ("SNNK", 0), ("MLP", 1), ("SNNK", 1)]
+    assert [(r["network"], r["seed"]) for r in stored["rows"]] == [("MLP", 0), ("MLP", 1), ("SNNK", 0), ("SNNK", 1)]
     stored["rows"] = stored["rows"][:3]
     stored["rows"][0]["test_accuracy"] = -1.0
     path.write_text(json.dumps(stored))
     assert run(*args, "--seeds", "2")[0] == 0
     again = json.loads(path.read_text())["rows"]
     assert len(again) == 4 and again[0]["test_accuracy"] == -1.0
+    # rows without trained directions, and from before rows had a learning rate, are kept by a run with both
+    for r in again:
+        del r["learning_rate"]
+    path.write_text(json.dumps({**stored, "rows": again}))
+    monkeypatch.setattr(mnist, "QUICK", replace(SHORT, trained_directions=(8,), other_rates=(1e-4,)))
+    assert run(*args, "--seeds", "1")[0] == 0
+    more = json.loads(path.read_text())["rows"]
+    assert more[:4] == again
+    assert [(r["network"], r["learning_rate"]) for r in more[4:]] == [
+        ("SNNK, trained directions", 1e-3),
+        ("MLP", 1e-4),
+        ("SNNK", 1e-4),
+    ]
+    frozen, trained = again[2], more[4]
+    assert (trained["trained"], trained["frozen"]) == (frozen["trained"] + frozen["frozen"], 0)
 
 
 def test_claims_of_mnist(tmp_path):
@@ -51,6 +67,12 @@ def test_claims_of_mnist(tmp_path):
     assert [(c["ours"] == "diverged", c["holds"]) for c in table] == [(False, True), (True, False), (True, False)]
     mnist.plot(Rows([*rows[:3], lost], **PAPER)).savefig(tmp_path / "mnist.png")
     assert mnist.claims(Rows(rows[1:], **PAPER)) == mnist.claims(Rows(rows[:1], **PAPER)) == []
+    # rows with trained directions have claims of their own, and change no other
+    directions = {**row(32, 0.99, 0.01), "network": "SNNK, trained directions"}
+    table = mnist.claims(Rows([*rows[:3], directions], **PAPER))
+    assert table[:2] == mnist.claims(Rows(rows[:3], **PAPER)) and len(table) == 4
+    assert table[2]["paper"].endswith("on MNIST, with trained directions") and "99.00 %" in table[2]["ours"]
+    mnist.plot(Rows([*rows[:3], directions], **PAPER)).savefig(tmp_path / "directions.png")
     # the validation rows choose the lower rate for SNNK and the paper's for the MLP; the test rows choose nothing
     rates = {**PAPER, "other_rates": (3e-4,)}
     more = [row(None, 0.99, 0.2, 3e-4, validation=0.2), row(32, 0.985, 0.01, 3e-4, validation=0.09)]

@@ -37,7 +37,8 @@ CLASSES: dict[str, type[FeatureMap]] = {}  # by name, the classes that a file ma
 class FeatureMap(nn.Module):
     """Base of all maps: fixed random features `phi` of inputs, and `psi` of a layer's weights.
 
-    Random state lives in buffers, so it is saved, moved and cast with the module; nothing is trained.
+    Random state lives in buffers, so it is saved, moved and cast with the module; nothing is trained unless
+    `train_directions_` is called.
 
     Args:
         in_features: size d of the last dimension of inputs and weights.
@@ -111,6 +112,19 @@ class FeatureMap(nn.Module):
         """A map on the meta device from what `to_config` gave, without "class": nothing is allocated or drawn."""
         place: dict[str, Any] = {"device": "meta"}
         return cls(**config, **place)
+
+    def train_directions_(self) -> FeatureMap:
+        """Make a trained parameter of the projection; psi is then an estimate only until the first step.
+
+        Example:
+            >>> from snnk.maps import make_feature_map
+            >>> [p.shape for p in make_feature_map("relu", 4, 3).train_directions_().parameters()]
+            [torch.Size([3, 4])]
+        """
+        projection = self.projection
+        del self.projection
+        self.projection = nn.Parameter(projection)
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
         return self.phi(x)

@@ -70,9 +70,7 @@ class SNNKAdapter(nn.Module):
         for name, wanted in (("gate", gate), ("bias", bias)):
             self.register_parameter(name, nn.Parameter(torch.empty(dim, **place)) if wanted else None)
         if train_directions:
-            projection = self.feature_map.projection
-            del self.feature_map.projection
-            self.feature_map.projection = nn.Parameter(projection)
+            self.feature_map.train_directions_()
         self._reset_weights()
 
     def reset_parameters(self) -> None:

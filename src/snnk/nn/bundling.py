@@ -164,7 +164,8 @@ class Bundled(nn.Module):
                 maps = [
                     feature_map_from_config(c, shapes[f"maps.{i}.projection"]) for i, c in enumerate(config["maps"])
                 ]
-                tensors = {key: file.get_tensor(key) for key in keys}
+                # copies, as products of tensors that begin in the middle of a cache line are rounded otherwise
+                tensors = {key: file.get_tensor(key).clone() for key in keys}
             report: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in config["report"].items()}
             # earlier files do not state whether there is a bias; a fitted bundle always has one
             if config.get("bias", report.get("method") == "fitted" or "bias" in keys) != ("bias" in keys):

@@ -44,7 +44,14 @@ def neurons(rows: Tensor, out_features: int, activation: str, bound: float, gene
     return nn.Sequential(feature_map, linear)
 
 
-def mlp(sizes: tuple[int, int, int, int], num_features: int | None, config: Any, seed: int) -> nn.Module:
+def mlp(
+    sizes: tuple[int, int, int, int],
+    num_features: int | None,
+    config: Any,
+    seed: int,
+    *,
+    train_directions: bool = False,
+) -> nn.Module:
     """Three layers with ReLU and dropout. With `num_features`, an SNNK layer replaces the middle one and its ReLU.
 
     Args:
@@ -52,12 +59,16 @@ def mlp(sizes: tuple[int, int, int, int], num_features: int | None, config: Any,
         num_features: None for the MLP.
         config: has `feature_map` and `dropout`.
         seed: of the feature map.
+        train_directions: train the projection of the feature map too.
     """
     inputs, first, width, classes = sizes
     if num_features is None:
         middle: list[nn.Module] = [nn.Linear(first, width), nn.ReLU()]
     else:
-        middle = [SNNKLinear(first, width, num_features, config.feature_map, seed=seed)]
+        layer = SNNKLinear(first, width, num_features, config.feature_map, seed=seed)
+        if train_directions:
+            layer.feature_map.train_directions_()
+        middle = [layer]
     dropout = nn.Dropout(config.dropout)
     return nn.Sequential(nn.Linear(inputs, first), nn.ReLU(), dropout, *middle, dropout, nn.Linear(width, classes))
 
