@@ -245,14 +245,18 @@ def test_floors_in_files():
 
 
 def test_fit_with_a_floor_is_the_optimum_that_scipy_finds():
-    """Its penalty is about the scale 1 and the offsets (1 - scale) log(frequency), with the loss of the best floor."""
+    """Scores count relative to their mean, and the penalty is about the scale 1 and the frequencies of the classes."""
     _, labels, p = make_scores(60)
     found = PlattScaling.fit(p**1.5, labels, floors=FLOORS)
-    base = (torch.bincount(labels, minlength=3) + 1).double().div(63).log().numpy()
+    frequency = ((np.bincount(labels, minlength=3) + 1) / 63).tolist()
+
+    def terms(floor):
+        soft = (p.numpy() ** 1.5 + np.sqrt(p.numpy() ** 3 + 4 * floor**2)) / 2
+        return np.log(soft), np.log(soft.mean(0))
 
     def loss(theta, floor):
-        logs = PlattScaling(1.0, (0.0,) * 3, floor).logits(p**1.5).numpy()
-        logits = theta[0] * logs + (1 - theta[0]) * base + theta[1:]
+        logs, mean = terms(floor)
+        logits = theta[0] * (logs - mean) + np.log(frequency) + theta[1:]
         chosen = torch.log_softmax(torch.tensor(logits), 1)[torch.arange(60), labels]
         return -float(chosen.sum()) + PRIOR / 2 * float(((theta - [1, 0, 0, 0]) ** 2).sum())
 
@@ -260,7 +264,8 @@ def test_fit_with_a_floor_is_the_optimum_that_scipy_finds():
     best = min(fits, key=lambda f: fits[f].fun)
     scale, *own = fits[best].x
     assert found.floor == best
-    np.testing.assert_allclose([found.scale, *found.offset], [scale, *(np.array(own) + (1 - scale) * base)], atol=1e-4)
+    expected = [scale, *(np.array(own) + np.log(frequency) - scale * terms(best)[1])]
+    np.testing.assert_allclose([found.scale, *found.offset], expected, atol=1e-4)
 
 
 def test_a_few_rows_that_are_all_right_prove_no_certainty():
@@ -269,6 +274,15 @@ def test_a_few_rows_that_are_all_right_prove_no_certainty():
     scores = 0.1 + 0.8 * torch.eye(2).double()[labels]
     found = PlattScaling.fit(scores, labels, floors=FLOORS)
     assert 1 < found.scale < 2 and 0.9 < float(found.probabilities(scores).max()) < 0.98
+
+
+def test_a_rare_class_is_not_preferred_by_the_floor():
+    """A floor lifts the scores of a class with few rows: relative to their mean, they say what they said."""
+    labels = (torch.arange(400) == 0).long()
+    noise = 0.05 * torch.randn(400, generator=torch.Generator().manual_seed(0)).double()
+    scores = torch.stack([1 - noise, noise], 1)  # nothing tells the one row of the second class
+    found = PlattScaling.fit(scores, labels, floors=(0.1,)).probabilities(scores)[:, 1]
+    assert float(found.mean()) < 0.01 and float(found.max()) < 0.02
 
 
 def test_one_error_among_a_few_rows_moves_no_boundary():

@@ -6,12 +6,14 @@ One scale a and one offset b_c per class maximise the likelihood of rows that di
 scaling for several classes). The problem is convex, so that Newton's method finds its only optimum in a few steps. A
 small penalty keeps all parameters finite where the scores separate the classes, or where a class has no row.
 
-Scores of least squares are estimates of probabilities, some of them below 0. For these, s stands for the logarithm
-log((score + sqrt(score^2 + 4 f^2)) / 2) of a score that is cut off smoothly near a floor f, and b_c for
-(1 - a) log(frequency of c) + d_c. With a = 1 and d = 0 the scores are right, and with a = 0 and d = 0 they tell nothing
-and give the frequencies of the classes. A penalty pulls the parameters towards scores that are right, where a softmax
-of the scores themselves can be right in the middle of the range only: a few dozen rows, among which there may be one
-error, determine neither how sure the scores are nor whether they prefer a class. Of some floors, the best is taken.
+Scores of least squares are estimates of probabilities, some of them below 0. They are cut off smoothly near a floor f,
+r = (score + sqrt(score^2 + 4 f^2)) / 2, and s_c and b_c stand for
+
+    s_c = log(r_c / mean of r_c),    b_c = log(frequency of class c) + d_c
+
+With a = 1 and d = 0 the scores are right, and with a = 0 and d = 0 they tell nothing and give the frequencies of the
+classes. A penalty pulls the parameters towards scores that are right: a few dozen rows, with one error among them or
+none, determine neither how sure the scores are nor whether they prefer a class. Of some floors, the best is taken.
 """
 
 from __future__ import annotations
@@ -77,20 +79,22 @@ class PlattScaling:
     def _fit(cls, scores: Tensor, target: Tensor, weight: Tensor, floor: float) -> tuple[float, PlattScaling]:
         """The calibration with one floor, and its loss."""
         n, k = scores.shape
-        z, base, centre, penalty, unit = _differences(_soft_log(scores, floor)), scores.new_zeros(k), 0.0, PENALTY, 1.0
+        logs = _soft_log(scores, floor)
+        z, base, mean, unit = _differences(logs), scores.new_zeros(k), scores.new_zeros(k), 1.0
         if floor:
-            base = ((weight @ target + 1) / (n + k)).log()
-            z, centre, penalty = z - base, 1.0, PRIOR
+            base, mean = ((weight @ target + 1) / (n + k)).log(), (weight @ logs.exp() / n).log()
+            z = z - mean
         else:
             top = z.abs().max()
             # The largest value goes first, so that squares neither overflow nor vanish.
             z = z / top if top > 0 else z
             spread = float((weight @ z.square()).mean() / n) ** 0.5 or 1.0
             z, unit = z / spread, spread * float(top) or 1.0
+        centre, penalty = (1.0, PRIOR) if floor else (0.0, PENALTY)
         loss, found = _newton(z, base, target, weight, centre, penalty, scaled=True)
         if found[0] < 0:  # a convex function whose optimum is at a < 0 has its least value for a >= 0 at a = 0
             loss, found = _newton(z, base, target, weight, centre, penalty, scaled=False)
-        offset = found[1:] + (1 - found[0]) * base
+        offset = found[1:] + base - found[0] * mean
         return loss, cls(min(float(found[0]) / unit, LARGEST), tuple(offset.tolist()), floor)
 
     def probabilities(self, scores: Tensor) -> Tensor:
