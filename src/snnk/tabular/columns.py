@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MISSING = ("raise", "drop", "mean")
+POLICY = "the policy for missing values (missing, or --missing) to 'drop' (the row) or 'mean'"
 SOFT_ROUNDING = 1e-4  # of the sum of probabilities, which a teacher may compute in half precision
 REACH = 2.0**24  # in standard deviations; beyond it, the error of an angle in float32 is a radian or more
 KEYS = {"name", "mean", "scale", "categories"}
@@ -314,7 +315,7 @@ class Columns:
             raise ValueError(
                 f"column {column.name!r} is {values[row]:g} at row {first_row + row} of {label}, more than "
                 f"2^24 standard deviations ({column.scale:g}) from its mean in training ({column.mean:g}); "
-                "correct it, or choose 'drop' or 'mean' as the policy for missing values"
+                f"correct it, or set {POLICY}"
             )
         if unseen is not None:
             unseen[column.name] += int(far.sum())
@@ -365,8 +366,8 @@ def missing_message(counts: dict[str, int], first: str) -> str:
     """An error message for missing values, with their number per column and the place of the first."""
     listed = ", ".join(f"{name}: {count}" for name, count in counts.items())
     return (
-        f"missing, NaN or infinite values ({listed}), the first at {first}; clean them, or choose 'drop' (the row) or "
-        "'mean' as the policy for missing values (a target can only be dropped)"
+        f"missing, NaN or infinite values ({listed}), the first at {first}; clean them, or set {POLICY} (a target can "
+        "only be dropped)"
     )
 
 
