@@ -163,3 +163,21 @@ def test_parts_are_no_work_for_torchrun(run, folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     code, _, err = run("fit", "all.parquet", "--target", "y", "--stats-only", "--out", "a.stats")
     assert code == 2 and "leave torchrun out, and run one per part" in err
+
+
+def test_the_message_on_missing_values_names_the_option(run, folder):
+    """It is followed, once for each of the two values that it names."""
+    (folder / "gaps.csv").write_text("a,y\n" + "".join(f"{'' if i == 5 else i},{i % 7}.5\n" for i in range(60)))
+    code, _, err = run("fit", "gaps.csv", "--target", "y", *RANDOM, "--out", "model")
+    assert code == 2 and "the first at row 5 of gaps.csv[0], column 'a'" in err and "--missing" in err
+    for policy, rows in (("drop", 59), ("mean", 60)):
+        assert f"'{policy}'" in err
+        code, _, err_of = run("fit", "gaps.csv", "--target", "y", *RANDOM, "--missing", policy, "--out", policy)
+        assert code == 0, err_of
+        assert json.loads((folder / policy / "report.json").read_text())["rows"] == rows
+
+
+def test_a_file_of_another_format_is_named_with_what_to_do(run, folder):
+    (folder / "rows.jsonl").write_text('{"a": 1, "y": 2}\n')
+    code, _, err = run("fit", "rows.jsonl", "--target", "y", "--out", "model")
+    assert code == 2 and "rows.jsonl is .jsonl; expected files of one format: .parquet" in err and "convert it" in err

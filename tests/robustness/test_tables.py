@@ -485,7 +485,7 @@ CASES = {
     "Parquet without its last byte": (cut("parquet", 0.9999), {}, "t.parquet cannot be read as parquet"),
     "Arrow of which a part is left": (cut("arrow", 0.6), {}, "t.arrow cannot be read as ipc"),
     "Parquet with a damaged page": (damaged_page, {}, "t.parquet.* is damaged"),
-    "another ending": (raw("x,y\n1,2\n", "t.txt"), {}, "holds .txt; expected files of one format"),
+    "another ending": (raw("x,y\n1,2\n", "t.txt"), {}, "is .txt; expected files of one format"),
     "an ending in capitals": (raw("x,y\n" + LINES, "t.CSV"), {}, RIGHT),
     "formats that are mixed": (mixed_formats, {}, "holds csv, parquet; expected files of one format"),
     "a folder that is named like a file": (folder_named_like_a_file, {}, RIGHT),

@@ -9,7 +9,15 @@ import torch
 from scipy.optimize import minimize
 from sklearn import metrics
 
-from snnk.tabular.calibration import FLOORS, PENALTY, PlattScaling, expected_calibration_error, log_loss, roc_auc
+from snnk.tabular.calibration import (
+    FLOORS,
+    PENALTY,
+    PRIOR,
+    PlattScaling,
+    expected_calibration_error,
+    log_loss,
+    roc_auc,
+)
 
 
 def make_scores(n=400, k=3, seed=0):
@@ -236,13 +244,52 @@ def test_floors_in_files():
             PlattScaling.from_dict({**found.to_dict(), "floor": bad})
 
 
-def test_few_rows_have_the_offsets_of_the_frequencies():
-    """Forty rows of right scores are not worth three offsets, which would be noise; shifted scores are, with many."""
+def test_fit_with_a_floor_is_the_optimum_that_scipy_finds():
+    """Scores count relative to their mean, and the penalty is about the scale 1 and the frequencies of the classes."""
+    _, labels, p = make_scores(60)
+    found = PlattScaling.fit(p**1.5, labels, floors=FLOORS)
+    frequency = ((np.bincount(labels, minlength=3) + 1) / 63).tolist()
+
+    def terms(floor):
+        soft = (p.numpy() ** 1.5 + np.sqrt(p.numpy() ** 3 + 4 * floor**2)) / 2
+        return np.log(soft), np.log(soft.mean(0))
+
+    def loss(theta, floor):
+        logs, mean = terms(floor)
+        logits = theta[0] * (logs - mean) + np.log(frequency) + theta[1:]
+        chosen = torch.log_softmax(torch.tensor(logits), 1)[torch.arange(60), labels]
+        return -float(chosen.sum()) + PRIOR / 2 * float(((theta - [1, 0, 0, 0]) ** 2).sum())
+
+    fits = {f: minimize(loss, np.array([1.0, 0, 0, 0]), (f,), method="BFGS", options={"gtol": 1e-5}) for f in FLOORS}
+    best = min(fits, key=lambda f: fits[f].fun)
+    scale, *own = fits[best].x
+    assert found.floor == best
+    expected = [scale, *(np.array(own) + np.log(frequency) - scale * terms(best)[1])]
+    np.testing.assert_allclose([found.scale, *found.offset], expected, atol=1e-4)
+
+
+def test_a_few_rows_that_are_all_right_prove_no_certainty():
+    """Forty rows without an error are what scores of 0.9 give in one case of 70; the most likely scale is infinite."""
+    labels = torch.arange(40) % 2
+    scores = 0.1 + 0.8 * torch.eye(2).double()[labels]
+    found = PlattScaling.fit(scores, labels, floors=FLOORS)
+    assert 1 < found.scale < 2 and 0.9 < float(found.probabilities(scores).max()) < 0.98
+
+
+def test_one_error_among_a_few_rows_moves_no_boundary():
+    """Forty rows do not show that a class is preferred; a thousand times as many do."""
+    labels = torch.arange(40) % 2
+    scores = 0.1 + 0.8 * torch.eye(2).double()[labels]
+    scores[1] = torch.tensor([0.6, 0.4])
+    border = torch.tensor([[0.45, 0.55], [0.55, 0.45]])
+    few = PlattScaling.fit(scores, labels, floors=FLOORS)
+    assert few.probabilities(border).argmax(1).tolist() == [1, 0]
+    many = PlattScaling.fit(scores.repeat(1000, 1), labels.repeat(1000), floors=FLOORS)
+    assert many.probabilities(border).argmax(1).tolist() == [1, 1]
+
+
+def test_many_rows_have_offsets_of_their_own():
     _, labels, p = make_scores(20_000)
-    few = PlattScaling.fit(p[:40], labels[:40], floors=FLOORS)
-    frequency = (torch.bincount(labels[:40], minlength=3) + 1).double().log()
-    expected = max(1 - few.scale, 0) * (frequency - frequency.mean())
-    np.testing.assert_allclose(few.offset, expected, atol=1e-12)
     shifted = p * torch.tensor([1.0, 2.0, 4.0])
     many = PlattScaling.fit(shifted / shifted.sum(1, keepdim=True), labels, floors=FLOORS)
     np.testing.assert_allclose(np.diff(many.offset), [-np.log(2)] * 2, atol=0.15)
@@ -251,8 +298,9 @@ def test_few_rows_have_the_offsets_of_the_frequencies():
 def test_scores_that_tell_nothing_give_the_frequencies_of_the_classes():
     """Scores of other rows, where nothing can be learnt, are a little lower for the own class: the scale is 0."""
     labels = torch.repeat_interleave(torch.arange(7), torch.tensor([18, 7, 7, 7, 7, 7, 7]))
-    frequency = torch.tensor([19.0, 8, 8, 8, 8, 8, 8], dtype=torch.float64) / 67
     scores = torch.tensor([18.0, 7, 7, 7, 7, 7, 7]).double() / 60 - 0.05 * torch.nn.functional.one_hot(labels, 7)
     found = PlattScaling.fit(scores, labels, floors=FLOORS)
     assert found.scale == 0
-    np.testing.assert_allclose(found.probabilities(scores), frequency.expand(60, 7), atol=1e-12)
+    assert (found.probabilities(scores) == found.probabilities(scores)[0]).all()
+    first, *others = found.probabilities(scores)[0].tolist()
+    assert 19 / 67 < first < 18 / 60 and all(7 / 60 < p < 8 / 67 for p in others)  # a row more per class, or not

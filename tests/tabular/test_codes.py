@@ -67,6 +67,22 @@ def test_codes_with_their_own_targets_would_leak(tmp_path, monkeypatch):
     assert without - with_it > 0.04 and apparent > with_it + 0.08
 
 
+def test_figures_of_held_rows_are_not_better_than_those_of_new_rows():
+    """The codes of other rows have the targets of held rows in them, of which the figures must show nothing.
+
+    Held rows have codes of four folds, and so have the new rows here. Each category has four rows.
+    """
+    differences = []
+    for seed in range(40):
+        rows, new = (make_table(4000, 1.0, categories=1100, seed=s) for s in (seed, 1000 + seed))
+        model, report = Part(prepare(rows, CONFIG)).read(rows).solve()
+        (batch,) = new.combine_chunks().to_batches()
+        x, y, _ = model.columns.encode(batch, "new", fitted=True)
+        guess, y = model.outputs(x)[:, 0], y[:, 0]
+        differences.append(report["quality"]["r2"] - float(1 - (guess - y).square().mean() / y.var()))
+    assert np.mean(differences) <= 5 * np.std(differences, ddof=1) / 40**0.5
+
+
 def _plain_means(rows, z):
     n, total = rows.sum(1, keepdims=True), z.sum(1, keepdims=True)
     return np.vstack([np.repeat(total / n, FOLDS + 1, 1), np.zeros((1, FOLDS + 1))])

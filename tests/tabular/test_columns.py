@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from snnk.tabular import FitConfig, TableModel, fit
-from snnk.tabular.columns import UNITS, Columns, as_seconds
+from snnk.tabular.columns import Columns
 from snnk.tabular.scan import Scan
 from snnk.tabular.source import Table
 
@@ -122,19 +122,6 @@ def test_cycles_are_those_that_times_go_through(span):
     for i in range(len(expected)):
         assert torch.allclose(x[:, 1 + 2 * i] ** 2 + x[:, 2 + 2 * i] ** 2, torch.ones(len(x)), atol=1e-5)
     assert Columns.from_dict(json.loads(json.dumps(columns.to_dict()))) == columns
-
-
-def test_the_same_time_in_other_units_and_types():
-    days = [0, 17_000, 19_999]
-    seconds = [d * DAY for d in days]
-    forms = [pa.array(days, pa.date32()), pa.array([1000 * s for s in seconds], pa.date64())]
-    forms += [pa.array([s * 10**e for s in seconds], pa.timestamp(u)) for u, e in zip(UNITS, (0, 3, 6, 9), strict=True)]
-    for form in forms:
-        assert as_seconds(form).tolist() == seconds
-    assert as_seconds(pa.array([1, None], pa.time64("us")))[0] == 1e-6
-    assert np.isnan(as_seconds(pa.array([1, None], pa.duration("ms")))[1])
-    zones = [pa.array(seconds, pa.timestamp("s", zone)) for zone in ("UTC", "Asia/Tokyo")]
-    assert as_seconds(zones[0]).tolist() == as_seconds(zones[1]).tolist() == seconds  # the instant counts
 
 
 def test_times_as_features(tmp_path):

@@ -2,22 +2,24 @@ r"""Probabilities from the scores of a classifier, and measures of how good prob
 
     P(class c | scores s) = exp(a s_c + b_c) / sum_j exp(a s_j + b_j),    a >= 0
 
-Scores of least squares are estimates of probabilities, some of them below 0. For these, s stands for the logarithm
-log((score + sqrt(score^2 + 4 f^2)) / 2) of a score that is cut off smoothly near a floor f. With scores that are right,
-a = 1 and b = 0, where a softmax of the scores themselves can be right in the middle of the range only. Where offsets
-are not worth their number, b_c = max(1 - a, 0) log(frequency of c): a model whose scores tell nothing (a = 0) gives the
-frequencies of the classes, and one whose scores are right gives the scores.
-
 One scale a and one offset b_c per class maximise the likelihood of rows that did not determine the scores (Platt
-scaling for several classes), and of some floors the one of largest likelihood is taken. For one floor, the problem is
-convex, so that Newton's method finds its only optimum in a few steps. A small penalty keeps all parameters finite where
-the scores separate the classes, or where a class has no row.
+scaling for several classes). The problem is convex, so that Newton's method finds its only optimum in a few steps. A
+small penalty keeps all parameters finite where the scores separate the classes, or where a class has no row.
+
+Scores of least squares are estimates of probabilities, some of them below 0. They are cut off smoothly near a floor f,
+r = (score + sqrt(score^2 + 4 f^2)) / 2, and s_c and b_c stand for
+
+    s_c = log(r_c / mean of r_c),    b_c = log(frequency of class c) + d_c
+
+With a = 1 and d = 0 the scores are right, and with a = 0 and d = 0 they tell nothing and give the frequencies of the
+classes. A penalty pulls the parameters towards scores that are right: a few dozen rows, with one error among them or
+none, determine neither how sure the scores are nor whether they prefer a class. Of some floors, the best is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from snnk.tabular.scaling import LARGEST
 
 F64 = torch.float64
 PENALTY = 1e-2  # times half the squared parameters, in rows of weight 1 and scores of mean square 1
+PRIOR = 4.0  # the penalty for scores that are estimates of probabilities: parameters have a deviation of a half
 STEPS = 100  # Newton needs about ten; damping on separable classes takes a few more
 BOUNDS = -1.0, 2.0  # of least-squares scores: where features fit almost every row, a few of other rows are huge
 FLOORS = (0.003, 0.01, 0.03, 0.1)  # that are tried for least-squares scores
@@ -70,34 +73,29 @@ class PlattScaling:
         n, k = scores.shape
         target = _targets(labels, n, k)
         weight = _weights(weight, n, scores)
-        fitted = [cls._fit(scores, target, weight, floor) for floor in floors]
-        if len(fitted) == 1:
-            return fitted[0]
-
-        def likelihood(way: PlattScaling) -> float:
-            return float(weight @ (target * way.logits(scores).log_softmax(1)).sum(1))
-
-        # A softmax of the scores themselves needs offsets; for logarithms, they must be worth it (Akaike's criterion).
-        # The scale stays: fitted without offsets, that of scores which hardly vary would take their place.
-        frequency = ((weight @ target + 1) / (n + k)).log()
-        blends = [replace(way, offset=_blend(way.scale, frequency)) for way in fitted if way.floor]
-        return max([*fitted, *blends], key=lambda way: likelihood(way) - (k - 1) * (way in fitted))
+        return min((cls._fit(scores, target, weight, floor) for floor in floors), key=lambda pair: pair[0])[1]
 
     @classmethod
-    def _fit(cls, scores: Tensor, target: Tensor, weight: Tensor, floor: float) -> PlattScaling:
-        n = len(scores)
-        z = _differences(_soft_log(scores, floor))
-        top = z.abs().max()
-        # The largest value goes first, so that squares neither overflow nor vanish.
-        z = z / top if top > 0 else z
-        spread = float((weight @ z.square()).mean() / n) ** 0.5 or 1.0
-        z = z / spread
-        found = _newton(z, target, weight, scaled=True)
+    def _fit(cls, scores: Tensor, target: Tensor, weight: Tensor, floor: float) -> tuple[float, PlattScaling]:
+        """The calibration with one floor, and its loss."""
+        n, k = scores.shape
+        logs = _soft_log(scores, floor)
+        z, base, mean, unit = _differences(logs), scores.new_zeros(k), scores.new_zeros(k), 1.0
+        if floor:
+            base, mean = ((weight @ target + 1) / (n + k)).log(), (weight @ logs.exp() / n).log()
+            z = z - mean
+        else:
+            top = z.abs().max()
+            # The largest value goes first, so that squares neither overflow nor vanish.
+            z = z / top if top > 0 else z
+            spread = float((weight @ z.square()).mean() / n) ** 0.5 or 1.0
+            z, unit = z / spread, spread * float(top) or 1.0
+        centre, penalty = (1.0, PRIOR) if floor else (0.0, PENALTY)
+        loss, found = _newton(z, base, target, weight, centre, penalty, scaled=True)
         if found[0] < 0:  # a convex function whose optimum is at a < 0 has its least value for a >= 0 at a = 0
-            found = _newton(z, target, weight, scaled=False)
-        unit = spread * float(top) or 1.0
-        scale = min(float(found[0]) / unit, LARGEST)
-        return cls(scale, tuple(found[1:].tolist()), floor)
+            loss, found = _newton(z, base, target, weight, centre, penalty, scaled=False)
+        offset = found[1:] + base - found[0] * mean
+        return loss, cls(min(float(found[0]) / unit, LARGEST), tuple(offset.tolist()), floor)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Probabilities (n, k), float64, of scores (n, k)."""
@@ -199,25 +197,32 @@ def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int 
     return float(gaps.abs().sum()) / len(p)
 
 
-def _newton(z: Tensor, target: Tensor, weight: Tensor, *, scaled: bool) -> Tensor:
-    """Scale and offsets (1 + k,) of largest likelihood; the scale stays 0 unless `scaled`."""
+def _newton(
+    z: Tensor, base: Tensor, target: Tensor, weight: Tensor, centre: float, penalty: float, *, scaled: bool
+) -> tuple[float, Tensor]:
+    """Scale and offsets (1 + k,) of least loss for logits scale z + base + offset; the scale is 0 unless `scaled`.
+
+    The penalty pulls the scale towards `centre`, and the offsets towards 0.
+    """
     k = z.shape[1]
-    theta = z.new_zeros(1 + k)
+    prior = z.new_tensor([centre, *([0.0] * k)])
+    theta = prior * scaled
     total = target.sum(1) * weight
 
     def loss(theta: Tensor) -> Tensor:
-        logits = theta[0] * z + theta[1:]
-        return total @ logits.logsumexp(1) - weight @ (target * logits).sum(1) + PENALTY / 2 * theta @ theta
+        logits = theta[0] * z + base + theta[1:]
+        fit = total @ logits.logsumexp(1) - weight @ (target * logits).sum(1)
+        return fit + penalty / 2 * (theta - prior).square().sum()
 
     value = loss(theta)
     for _ in range(STEPS):
-        p = torch.softmax(theta[0] * z + theta[1:], 1)
+        p = torch.softmax(theta[0] * z + base + theta[1:], 1)
         missed = p * total[:, None] - target * weight[:, None]
-        gradient = torch.cat([(missed * z).sum()[None], missed.sum(0)]) + PENALTY * theta
+        gradient = torch.cat([(missed * z).sum()[None], missed.sum(0)]) + penalty * (theta - prior)
         centred = z - (p * z).sum(1, keepdim=True)
         weighted = p * total[:, None]
         cross = (weighted * centred).sum(0)
-        hessian = PENALTY * torch.eye(1 + k, dtype=F64, device=z.device)
+        hessian = penalty * torch.eye(1 + k, dtype=F64, device=z.device)
         hessian[0, 0] += (weighted * centred.square()).sum()
         hessian[0, 1:] += cross
         hessian[1:, 0] += cross
@@ -231,7 +236,7 @@ def _newton(z: Tensor, target: Tensor, weight: Tensor, *, scaled: bool) -> Tenso
         while (new := loss(theta - length * step)) > value - length * decrease / 4 and length > 1e-10:
             length /= 2
         theta, value = theta - length * step, new
-    return theta
+    return float(value), theta
 
 
 def _differences(scores: Tensor) -> Tensor:
@@ -266,11 +271,6 @@ def _indices(labels: Tensor, n: int, k: int) -> Tensor:
         found = f"shape {tuple(labels.shape)}" if labels.shape != (n,) else f"{int(labels.min())} to {labels.max()}"
         raise ValueError(f"labels must be ({n},) indices from 0 to {k - 1}; got {found}")
     return labels.long()
-
-
-def _blend(scale: float, frequency: Tensor) -> tuple[float, ...]:
-    """Offsets that take the place of the part of the scores that a scale below 1 leaves out."""
-    return tuple((max(1 - scale, 0.0) * (frequency - frequency.mean())).tolist())
 
 
 def _targets(labels: Tensor, n: int, k: int) -> Tensor:

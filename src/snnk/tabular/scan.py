@@ -18,22 +18,7 @@ import numpy as np
 
 from snnk import _checks
 from snnk.tabular.codes import Tally, Target, row_folds
-from snnk.tabular.columns import (
-    CYCLES,
-    MISSING,
-    TIMES,
-    Column,
-    Columns,
-    as_numbers,
-    as_text,
-    as_ticks,
-    fold_values,
-    is_soft,
-    kind_of,
-    missing_message,
-    plain,
-    soft_fields,
-)
+from snnk.tabular.columns import MISSING, Column, Columns, missing_message
 from snnk.tabular.delimited import WHOLE
 from snnk.tabular.sample import Sample
 from snnk.tabular.scaling import (
@@ -48,6 +33,18 @@ from snnk.tabular.scaling import (
     target_unit,
 )
 from snnk.tabular.source import Table
+from snnk.tabular.values import (
+    CYCLES,
+    TIMES,
+    as_numbers,
+    as_text,
+    as_ticks,
+    fold_values,
+    is_soft,
+    kind_of,
+    plain,
+    soft_fields,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -113,8 +113,10 @@ class Table:
                 raise ValueError(f"{odd} is no regular file, or a link to nothing; remove it or name another source")
         kinds = {FORMATS.get(_ending(p), p.suffix) for p in files}
         if len(kinds) != 1 or not kinds <= set(FORMATS.values()):
-            found = ", ".join(sorted(kinds)) or "nothing"
-            raise ValueError(f"{path} holds {found}; expected files of one format: {', '.join(FORMATS)}")
+            folder, expected = path.is_dir(), f"expected files of one format: {', '.join(FORMATS)}"
+            found = ", ".join(sorted(kinds)) or ("nothing" if folder else "a file without an ending")
+            advice = "" if folder else "; convert it, for example with DuckDB, pandas or Polars"
+            raise ValueError(f"{path} {'holds' if folder else 'is'} {found}; {expected}{advice}")
         self.format = kinds.pop()
         self._files = {str(p.relative_to(root)): p for p in files}
         try:
