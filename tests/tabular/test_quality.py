@@ -246,7 +246,7 @@ def test_imbalance_is_named(classes):
     rare = sum(row["rows"] for row in found["classes"] if row["class"] == "rare")
     assert 0 < rare < 12
     few, never = found["warnings"]
-    assert few.startswith("Imbalance: 1 of 4 classes have fewer than 1 % of the 1,200 held-out rows: 'rare' (")
+    assert few.startswith("Imbalance: 1 of 4 classes has fewer than 1 % of the 1,200 held-out rows: 'rare' (")
     assert f"never predicted: 'rare' ({rare} rows). Compare their probabilities" in never
 
 
@@ -265,10 +265,15 @@ def test_many_rare_classes_are_counted():
     labels = torch.cat([torch.zeros(2000, dtype=torch.long), torch.arange(12)])
     said = quality._imbalance({"accuracy": 1.0, "most_frequent_accuracy": 0.9}, labels, labels, names)
     assert said == [
-        "Imbalance: 11 of 12 classes have fewer than 1 % of the 2,012 held-out rows: 'c1' (1 rows), 'c2' (1 rows), "
-        "'c3' (1 rows), 'c4' (1 rows), 'c5' (1 rows) and 6 more. Accuracy hardly depends on them; look at the recall "
+        "Imbalance: 11 of 12 classes have fewer than 1 % of the 2,012 held-out rows: 'c1' (1 row), 'c2' (1 row), "
+        "'c3' (1 row), 'c4' (1 row), 'c5' (1 row) and 6 more. Accuracy hardly depends on them; look at the recall "
         "of each class."
     ]
+    said = quality._imbalance({"accuracy": 1.0, "most_frequent_accuracy": 0.9}, labels[:2000], labels[:2000], names[:2])
+    assert said[0].endswith(
+        "'c1' (0 rows). Accuracy hardly depends on them; look at the recall of each class, which "
+        "classes without rows do not have."
+    )
 
 
 def test_the_same_rows_give_the_same_figures(classes):

@@ -217,18 +217,20 @@ def _imbalance(found: dict[str, Any], guess: Tensor, labels: Tensor, names: tupl
 
     def listed(classes: list[int]) -> str:
         more = f" and {len(classes) - 5:,} more" if len(classes) > 5 else ""
-        return ", ".join(f"{names[c]!r} ({int(rows[c]):,} rows)" for c in classes[:5]) + more
+        return ", ".join(f"{names[c]!r} ({int(rows[c]):,} row{'s' * int(rows[c] != 1)})" for c in classes[:5]) + more
 
     said = []
     if rare:
         said.append(
-            f"Imbalance: {len(rare):,} of {len(names):,} classes have fewer than 1 % of the {len(labels):,} held-out "
-            f"rows: {listed(rare)}. Accuracy hardly depends on them; look at the recall of each class."
+            f"Imbalance: {len(rare):,} of {len(names):,} classes {'have' if len(rare) > 1 else 'has'} fewer than 1 % "
+            f"of the {len(labels):,} held-out rows: {listed(rare)}. Accuracy hardly depends on them; look at the "
+            f"recall of each class{', which classes without rows do not have' if not all(rows[rare]) else ''}."
         )
     if never:
         said.append(
-            f"Imbalance: {len(never):,} of {len(names):,} classes are never predicted: {listed(never)}. Compare their "
-            "probabilities with a threshold of your own, or fit to more rows of them."
+            f"Imbalance: {len(never):,} of {len(names):,} classes {'are' if len(never) > 1 else 'is'} never "
+            f"predicted: {listed(never)}. Compare their probabilities with a threshold of your own, or fit to more "
+            "rows of them."
         )
     if found["accuracy"] <= found["most_frequent_accuracy"]:
         said.append(
