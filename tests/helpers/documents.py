@@ -10,35 +10,21 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from snnk.hf.general import general_texts
 
 from helpers.heads import make
 from helpers.texts import make_english, save
+from walkthrough import SERVER, commands
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(
-    r"^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL
-)
 KINDS = {"": "Transformer", "1_Pooling": "Pooling"}
 MODULES = [
     {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
     for i, (path, kind) in enumerate(KINDS.items())
 ]
 POOLING = {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True}
-SERVER = "python examples/serve.py "
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block: its language, its text, its first line, and the reason why it is not run, or None."""
-
-    kind: str
-    text: str
-    line: int
-    why: str | None
 
 
 def listed():
@@ -48,21 +34,6 @@ def listed():
     rows = {name: re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE) for name, text in tables}
     assert all(len(set(names)) == len(names) for names in rows.values())
     return rows
-
-
-def blocks(page):
-    """All fenced blocks of a page, in order."""
-    text = page.read_text()
-    return [
-        Block(found["kind"], found["text"], 1 + text.count("\n", 0, found.start("text")), found["why"])
-        for found in BLOCK.finditer(text)
-    ]
-
-
-def commands(text):
-    """The commands of a bash block, without comments; a backslash continues a line."""
-    lines = re.sub(r"\\\n\s*", "", text).splitlines()
-    return [line for line in (re.sub(r"(^|\s)#.*", "", line).strip() for line in lines) if line]
 
 
 def make_folder(folder):
