@@ -6,7 +6,7 @@ The commands run in an empty folder with a clone of this repository and a new en
 set up. The models are real: all-MiniLM-L6-v2 comes from its package on PyPI, as in `snnk demo`, so that no hub is
 needed. It stands for `MODEL` of the how-to pages as well, and with an untrained head for `RERANKER`; the calibration
 files of these pages are general English text of snnk. A command that an earlier page has run already is not run again,
-as its output is there. A block that its page marks as not run is left out with its reason, unless it installs something.
+as its output is there. A block that its page marks as not run is left out, unless it installs something.
 
     python tools/walkthrough.py --table benchmarks/results/walkthrough.json
 
