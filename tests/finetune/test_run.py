@@ -156,6 +156,7 @@ def test_glue_task_and_metrics(root, tmp_path):
         ({"out": "{root}/train.tsv/x"}, "cannot be made"),
     ],
 )
+@pytest.mark.once
 def test_bad_options(root, tmp_path, options, message):
     (root / "empty.tsv").write_text("sentence\tlabel\n")
     (root / "nothing.csv").touch()
@@ -213,6 +214,7 @@ def test_batches_for_closed_forms_are_made_one_at_a_time(data):
 
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize(("method", "asked"), [("lora", None), ("lora", False), ("linear-probe", None)])
+@pytest.mark.once
 def test_bfloat16_by_default_where_the_processor_has_it(root, tmp_path, monkeypatch, fast, method, asked):
     """On a processor attention is then computed in steps; the model that is returned has its own attention."""
     monkeypatch.setattr(running, "has_bfloat16", lambda device: fast)

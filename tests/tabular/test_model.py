@@ -141,6 +141,7 @@ def test_wrong_types_at_every_key_of_a_model(parquet, tmp_path):
 
 
 @pytest.mark.parametrize("change", ["half", "empty", "gone", "nan", "inf", "dtype", "extra", "missing"])
+@pytest.mark.once
 def test_damaged_weights_are_named(change, parquet, tmp_path):
     out = tmp_path / "m"
     fit(parquet, out, CONFIG)

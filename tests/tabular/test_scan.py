@@ -73,6 +73,7 @@ def test_columns_with_large_offsets_or_no_spread(feature_map, tmp_path):
     assert constant.scale == 1 and abs(constant.mean - 0.1) < 1e-6
 
 
+@pytest.mark.once
 def test_the_first_bad_value_is_named_by_its_place(tmp_path):
     a, b = np.zeros(150_000), np.zeros(150_000)
     a[140_000], b[130_000] = np.nan, np.inf
