@@ -132,7 +132,10 @@ def test_glue_task_and_metrics(root, tmp_path):
         ({"patience": 0}, "patience must be a positive integer"),
         ({"text": "body"}, r"no column 'body' in .*; its columns are sentence, label"),
         ({"text_pair": "other"}, r"no column 'other'"),
-        ({"label": "score"}, r"no column 'score'"),
+        (
+            {"label": "score"},
+            r"no column 'score' in .*; its columns are .*; name that of the labels with label \(--label\)",
+        ),
         ({"train": "{root}/empty.tsv"}, "is empty: it has no rows"),
         ({"train": "{root}/empty.tsv", "text": None}, "is empty: it has no rows"),
         ({"train": "{root}/nothing.csv", "text": None}, "is empty: it has no rows"),
