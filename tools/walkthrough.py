@@ -263,8 +263,9 @@ def walk(reader: Reader, pages: list[str]) -> Iterator[Row]:
     for page in pages:
         rows: list[Row] = []
         for block in blocks(reader.folder / page):
-            if block.kind == "text" and rows and rows[-1].code is not None:
-                rows[-1].not_printed += missing(block.text, reader.said)
+            if block.kind == "text":
+                if rows and all(row.code is not None for row in rows):
+                    rows[-1].not_printed += missing(block.text, reader.said)
                 continue
             yield from rows
             rows = list(reader.run(page, block))
