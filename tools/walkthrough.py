@@ -6,7 +6,8 @@ The commands run in an empty folder with a clone of this repository and a new en
 set up. The models are real: all-MiniLM-L6-v2 comes from its package on PyPI, as in `snnk demo`, so that no hub is
 needed. It stands for `MODEL` of the how-to pages as well, and with an untrained head for `RERANKER`; the calibration
 files of these pages are general English text of snnk. A command that an earlier page has run already is not run again,
-as its output is there. A block that its page marks as not run is left out, unless it installs something.
+as its output is there. A block that its page marks as not run is left out, unless it installs something. With a
+`--folder` that is there, the pages that are named are run in it, beside the rows of `--out` for the others.
 
     python tools/walkthrough.py --table benchmarks/results/walkthrough.json
 
@@ -253,7 +254,7 @@ def missing(printed: str, said: str) -> list[str]:
 def set_up(reader: Reader, torch: str) -> Iterator[Row]:
     """The README's lines of installation, with another one for torch where its own index cannot be reached."""
     lines = next(block for block in blocks(reader.folder / "README.md") if TORCH in block.text)
-    yield reader.bash(Row("README.md", lines.line, "bash", f"python3 -m venv {reader.variables['VIRTUAL_ENV']}"))
+    yield reader.bash(Row("README.md", lines.line, "bash", "python3 -m venv .venv"))
     for command in commands(lines.text):
         yield reader.bash(Row("README.md", lines.line, "bash", torch if command.startswith(TORCH) else command))
 
@@ -301,7 +302,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="JSON file for the rows")
     parser.add_argument("--pages", nargs="+", default=PAGES)
-    parser.add_argument("--folder", type=Path, help="a new folder to work in; default: a temporary one")
+    parser.add_argument("--folder", type=Path, help="folder to work in, which stays; default: a temporary one")
     parser.add_argument("--torch", default="", help="command in place of the README's line that installs torch")
     parser.add_argument("--table", type=Path, help="print the table of these rows, and run nothing")
     args = parser.parse_args()
@@ -311,9 +312,15 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = (args.folder or Path(temporary) / "snnk").resolve()
-        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
+        goes_on = folder.exists()
+        if not goes_on:
+            subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
         reader = Reader(folder, folder / ".venv")
         walked: list[Row] = []
+        if goes_on:
+            before = [Row(**row) for row in json.loads(args.out.read_text(encoding="utf-8"))["rows"]]
+            walked = [row for row in before if row.page not in args.pages]
+            reader.done = {row.text for row in walked if row.kind == "bash" and row.code == 0}
         lines = blocks(folder / "README.md")
         torch = args.torch or next(line for block in lines for line in commands(block.text) if line.startswith(TORCH))
 
@@ -329,12 +336,13 @@ def main() -> None:
             return {"commit": commit.stdout.strip(), "environment": facts, "rows": [asdict(row) for row in walked]}
 
         facts: dict[str, str] = {}
-        for row in set_up(reader, torch):
-            add(row)
         python = folder / ".venv" / "bin" / "python"
-        prepared = subprocess.run([python, "-c", PREPARE], cwd=folder, capture_output=True, text=True)
-        if prepared.returncode:
-            sys.exit(f"the models and texts of the pages could not be made: {prepared.stderr[-2000:]}")
+        if not goes_on:
+            for row in set_up(reader, torch):
+                add(row)
+            prepared = subprocess.run([python, "-c", PREPARE], cwd=folder, capture_output=True, text=True)
+            if prepared.returncode:
+                sys.exit(f"the models and texts of the pages could not be made: {prepared.stderr[-2000:]}")
         facts |= json.loads(subprocess.run([python, "-c", FACTS], cwd=folder, capture_output=True, text=True).stdout)
         for row in walk(reader, args.pages):
             add(row)
