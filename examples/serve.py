@@ -1,4 +1,4 @@
-"""Serve an exported sentence encoder or classifier over HTTP: onnxruntime, tokenizers and numpy are all it needs.
+"""Serve an exported sentence encoder or classifier over HTTP: a runtime, tokenizers and numpy are all it needs.
 
 snnk export my-model-small --calibration sentences.txt --to onnx-int8 --out served
 python examples/serve.py served 8000
@@ -6,6 +6,7 @@ curl localhost:8000 -d '{"texts": ["A sentence.", "Another one."]}'
 
 An encoder with mean pooling answers with unit vectors, a classifier with labels and probabilities, and a model of one
 number, such as a reranker, with scores. A model of pairs takes pairs: {"texts": [["A question?", "A passage."]]}.
+The runtime is onnxruntime, or openvino for a folder of snnk export --to openvino or openvino-int8.
 """
 
 import json
@@ -14,23 +15,40 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 from tokenizers import Tokenizer
 
 folder, port = Path(sys.argv[1]), int(sys.argv[2])
-graph = next(folder.rglob("model.onnx"), None)
+graph = next((path for name in ("model.onnx", "openvino_model.xml") for path in folder.rglob(name)), None)
 if graph is None:
-    sys.exit(f"{folder} has no model.onnx: name a folder that snnk export --to onnx wrote")
+    sys.exit(f"{folder} has no model.onnx and no openvino_model.xml: name a folder that snnk export wrote")
 config = json.loads((graph.parent.parent / "config.json").read_text())
 tokenizer = Tokenizer.from_file(str(next(folder.rglob("tokenizer.json"))))
 tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
 limits = [json.loads(path.read_text()).get("max_seq_length") for path in folder.glob("sentence_*_config.json")]
 tokenizer.enable_truncation(next(filter(None, limits), 128))
-options = onnxruntime.SessionOptions()
-options.intra_op_num_threads = 1  # requests run side by side
-session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
-names = [node.name for node in session.get_inputs()]
-classifies = session.get_outputs()[0].name == "logits"
+if graph.suffix == ".onnx":
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # requests run side by side
+    session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    names = [node.name for node in session.get_inputs()]
+    classifies = session.get_outputs()[0].name == "logits"
+
+    def output(batch: dict[str, np.ndarray]) -> np.ndarray:
+        return session.run(None, batch)[0]
+else:
+    sys.modules["openvino_telemetry"] = None  # openvino reports its use to a server by this package, if it finds it
+    import openvino
+
+    compiled = openvino.Core().compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": 1})
+    names = [node.get_any_name() for node in compiled.inputs]
+    classifies = compiled.outputs[0].get_any_name() == "logits"
+
+    def output(batch: dict[str, np.ndarray]) -> np.ndarray:
+        return compiled.create_infer_request().infer(batch)[0]  # one per call, as requests run side by side
+
+
 others = [path for path in folder.glob("[1-9]_*") if path.name not in ("1_Pooling", "2_Normalize")]
 pooling = folder / "1_Pooling" / "config.json"
 modes = json.loads(pooling.read_text()) if pooling.exists() else {"pooling_mode": "mean"}
@@ -44,7 +62,7 @@ def run(texts: list) -> tuple[np.ndarray, np.ndarray]:
     rows = tokenizer.encode_batch([tuple(text) if isinstance(text, list) else text for text in texts])
     fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
     batch = {name: np.array([getattr(row, field) for row in rows]) for name, field in fields.items()}
-    return session.run(None, {name: batch[name] for name in names})[0], batch["attention_mask"]
+    return output({name: batch[name] for name in names}), batch["attention_mask"]
 
 
 def encode(texts: list[str]) -> np.ndarray:

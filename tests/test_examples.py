@@ -70,9 +70,9 @@ def served(tmp_path_factory):
 
 
 @contextmanager
-def serving(folder, environment):
+def serving(folder, environment, python=PYTHON):
     """Runs the server; yields a function that sends a body and returns the answer."""
-    command = [*PYTHON, EXAMPLES / "serve.py", folder, "0"]
+    command = [*python, EXAMPLES / "serve.py", folder, "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         try:
             address = f"http://127.0.0.1:{int(server.stdout.readline().split()[-1])}"
@@ -100,6 +100,19 @@ def test_vectors_over_http_are_those_of_the_model(served, alone):
     mask = batch["attention_mask"][..., None]
     wanted = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=1)
     assert (batch["attention_mask"] == 0).any() and torch.allclose(found, wanted, atol=1e-5)
+
+
+def test_the_same_server_answers_with_openvino(served, alone, tmp_path):
+    pytest.importorskip("openvino")
+    model, folder = served
+    (tmp_path / "texts.txt").write_text("\n".join(make_texts(60)))
+    export(save(model, tmp_path / "model"), tmp_path / "texts.txt", to="openvino", out=tmp_path / "openvino")
+    body = json.dumps({"texts": make_texts(5, seed=1)}).encode()
+    with serving(folder, alone) as ask:
+        wanted = torch.tensor(ask(body)["vectors"])
+    with serving(tmp_path / "openvino", os.environ, (sys.executable,)) as ask:
+        found = torch.tensor(ask(body)["vectors"])
+    assert (found * wanted).sum(1).min() > 0.999  # OpenVINO computes in bfloat16 where the processor has it
 
 
 @pytest.mark.parametrize("labels", [1, 3])
@@ -165,7 +178,7 @@ def test_both_names_of_the_mean_are_served(served, alone, tmp_path, pooling):
 def test_a_folder_without_a_graph_is_refused(alone, tmp_path):
     command = [*PYTHON, EXAMPLES / "serve.py", tmp_path, "0"]
     done = subprocess.run(command, capture_output=True, text=True, env=alone)
-    assert done.returncode == 1 and "has no model.onnx: name a folder that snnk export" in done.stderr
+    assert done.returncode == 1 and "has no model.onnx and no openvino_model.xml: name a folder" in done.stderr
 
 
 @pytest.fixture
