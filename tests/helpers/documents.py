@@ -45,7 +45,7 @@ def make_folder(folder):
         "MODEL": "BertModel",
         "RERANKER": "BertForSequenceClassification",
     }.items():
-        more = {"num_labels": 1} if name == "RERANKER" else {}
+        more = {"RERANKER": {"num_labels": 1}, "MODEL": {"intermediate_size": 2048}}.get(name, {})  # blocks to speed up
         save(make(kind, **sizes, **more), folder / name, tokenizer)
     for name, path in (("all-MiniLM-L6-v2", folder / "sentence-transformers"), ("MODEL", folder)):
         (path / name / "1_Pooling").mkdir()
