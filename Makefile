@@ -12,15 +12,13 @@ demo: $(READY)
 	$(BIN)/snnk demo --out demo
 
 # One process per core with one thread each: more threads than cores are far slower. The numerical part of the suite runs
-# again with the instructions of other processors, which round differently. It has everything that fits, solves or trains,
-# and leaves out means over many draws, which hardly notice that, and processes, damaged files and wrong arguments.
+# again with the instructions of other processors, which round differently. It has everything that fits, solves or trains.
+# Tests that are marked with `once` are left out: means over many draws, which hardly notice that, and processes, damaged
+# files and wrong arguments.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
-DRAWS := unbiased predicted_error sqrt_m aligned_pairs harmonics beats_the_paper moments isotropic
-OTHER := inductor process killed worker without_snnk without_scikit_learn exports damaged bad_
-space := $(subst ,, )
 NUMERICAL := tests/maps tests/nn tests/ridge tests/tabular tests/test_sklearn.py tests/hf/classify \
   tests/hf/compression/test_blocks.py tests/hf/compression/test_attention.py tests/finetune tests/peft/test_lora.py tests/golden \
-  -k "not ($(subst $(space),$(space)or$(space),$(strip $(DRAWS) $(OTHER))))"
+  -m "not slow and not once"
 
 test: lint
 	$(PYTEST)

@@ -1,8 +1,12 @@
-"""Serve an exported sentence encoder with mean pooling over HTTP: onnxruntime, tokenizers and numpy are all it needs.
+"""Serve an exported sentence encoder or classifier over HTTP: a runtime, tokenizers and numpy are all it needs.
 
 snnk export my-model-small --calibration sentences.txt --to onnx-int8 --out served
 python examples/serve.py served 8000
 curl localhost:8000 -d '{"texts": ["A sentence.", "Another one."]}'
+
+An encoder with mean pooling answers with unit vectors, a classifier with labels and probabilities, and a model of one
+number, such as a reranker, with scores. A model of pairs takes pairs: {"texts": [["A question?", "A passage."]]}.
+The runtime is onnxruntime, or openvino for a folder of snnk export --to openvino or openvino-int8.
 """
 
 import json
@@ -11,38 +15,83 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 from tokenizers import Tokenizer
 
 folder, port = Path(sys.argv[1]), int(sys.argv[2])
-graph = next(folder.rglob("model.onnx"), None)
+graph = next((path for name in ("model.onnx", "openvino_model.xml") for path in folder.rglob(name)), None)
 if graph is None:
-    sys.exit(f"{folder} has no model.onnx: name a folder that snnk export --to onnx wrote")
-others = [path for path in folder.glob("[1-9]_*") if path.name not in ("1_Pooling", "2_Normalize")]
-pooling = folder / "1_Pooling" / "config.json"
-modes = json.loads(pooling.read_text()) if pooling.exists() else {"pooling_mode": "mean"}
-modes = [modes.get("pooling_mode"), *(key for key, on in modes.items() if key.startswith("pooling_mode_") and on)]
-if others or [mode for mode in modes if mode] not in (["mean"], ["pooling_mode_mean_tokens"]):
-    sys.exit(f"{folder} does not return the mean of its tokens: change encode() below to what it does")
+    sys.exit(f"{folder} has no model.onnx and no openvino_model.xml: name a folder that snnk export wrote")
 config = json.loads((graph.parent.parent / "config.json").read_text())
 tokenizer = Tokenizer.from_file(str(next(folder.rglob("tokenizer.json"))))
 tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
 limits = [json.loads(path.read_text()).get("max_seq_length") for path in folder.glob("sentence_*_config.json")]
 tokenizer.enable_truncation(next(filter(None, limits), 128))
-options = onnxruntime.SessionOptions()
-options.intra_op_num_threads = 1  # requests run side by side
-session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
-names = [node.name for node in session.get_inputs()]
+if graph.suffix == ".onnx":
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # requests run side by side
+    session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    names = [node.name for node in session.get_inputs()]
+    classifies = session.get_outputs()[0].name == "logits"
+
+    def output(batch: dict[str, np.ndarray]) -> np.ndarray:
+        return session.run(None, batch)[0]
+else:
+    sys.modules["openvino_telemetry"] = None  # openvino reports its use to a server by this package, if it finds it
+    import openvino
+
+    compiled = openvino.Core().compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": 1})
+    names = [node.get_any_name() for node in compiled.inputs]
+    classifies = compiled.outputs[0].get_any_name() == "logits"
+
+    def output(batch: dict[str, np.ndarray]) -> np.ndarray:
+        return compiled.create_infer_request().infer(batch)[0]  # one per call, as requests run side by side
+
+
+others = [path for path in folder.glob("[1-9]_*") if path.name not in ("1_Pooling", "2_Normalize")]
+pooling = folder / "1_Pooling" / "config.json"
+modes = json.loads(pooling.read_text()) if pooling.exists() else {"pooling_mode": "mean"}
+modes = [modes.get("pooling_mode"), *(key for key, on in modes.items() if key.startswith("pooling_mode_") and on)]
+if not classifies and (others or [mode for mode in modes if mode] not in (["mean"], ["pooling_mode_mean_tokens"])):
+    sys.exit(f"{folder} does not return the mean of its tokens: change encode() below to what it does")
+
+
+def run(texts: list) -> tuple[np.ndarray, np.ndarray]:
+    """The output of the graph for texts or pairs of texts, and the mask of tokens that are not padding, (n, t)."""
+    rows = tokenizer.encode_batch([tuple(text) if isinstance(text, list) else text for text in texts])
+    fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+    batch = {name: np.array([getattr(row, field) for row in rows]) for name, field in fields.items()}
+    return output({name: batch[name] for name in names}), batch["attention_mask"]
 
 
 def encode(texts: list[str]) -> np.ndarray:
     """Unit vectors of texts, (n, d): means of the last hidden states over tokens that are not padding."""
-    rows = tokenizer.encode_batch(texts)
-    fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-    batch = {name: np.array([getattr(row, field) for row in rows]) for name, field in fields.items()}
-    states, mask = session.run(None, {name: batch[name] for name in names})[0], batch["attention_mask"][..., None]
-    vectors = (states * mask).sum(1) / mask.sum(1)
+    states, mask = run(texts)
+    vectors = (states * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def classify(texts: list) -> dict[str, list]:
+    """The most probable label of each text and the probabilities of all, or the one score of each text."""
+    logits, _ = run(texts)
+    if logits.shape[1] == 1:
+        return {"scores": logits[:, 0].tolist()}
+    exponentials = np.exp(logits - logits.max(1, keepdims=True))
+    labels = [config.get("id2label", {}).get(str(i), f"LABEL_{i}") for i in range(logits.shape[1])]
+    return {
+        "labels": [labels[i] for i in logits.argmax(1)],
+        "probabilities": [
+            dict(zip(labels, row, strict=True)) for row in (exponentials / exponentials.sum(1, keepdims=True)).tolist()
+        ],
+    }
+
+
+def is_text(text: object) -> bool:
+    """Whether something is a text, or for a classifier a pair of texts."""
+    if isinstance(text, list) and len(text) == 2 and classifies:
+        return all(isinstance(part, str) for part in text)
+    return isinstance(text, str)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -52,9 +101,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         try:
             texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["texts"]
-            if not texts or not all(isinstance(text, str) for text in texts):
+            if not texts or not all(map(is_text, texts)):
                 raise ValueError
-            status, answer = 200, json.dumps({"vectors": encode(texts).tolist()}).encode()
+            answers = classify(texts) if classifies else {"vectors": encode(texts).tolist()}
+            status, answer = 200, json.dumps(answers).encode()
         except (KeyError, TypeError, ValueError):
             status, answer = 400, b'{"error": "expected {\\"texts\\": [\\"a text\\", ...]}"}'
         self.send_response(status)

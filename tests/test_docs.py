@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers.documents import Reader, blocks, listed, make_folder
+from helpers.documents import Reader, listed, make_folder
+from walkthrough import PAGES as WALKED
+from walkthrough import blocks, commands, missing
 
 ROOT = Path(__file__).parent.parent
 GENERATED = ROOT / "docs" / "results"
@@ -17,11 +19,7 @@ PAGES = [
     *(path for path in sorted((ROOT / "docs").rglob("*.md")) if GENERATED not in path.parents),
 ]
 SLOW = ("calibration.md", "budget.md", "sentence-transformers.md")  # many compressions
-RUN = [
-    *(ROOT / name for name in ("README.md", "docs/start.md")),
-    *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
-    *sorted((ROOT / "docs" / "howto").glob("*.md")),
-]
+RUN = [ROOT / name for name in WALKED]
 HOMES = ("snnk.maps", "snnk.nn", "snnk.ridge")  # packages behind the names of `snnk`
 
 
@@ -139,11 +137,30 @@ def test_the_code_of_pages_runs(page, run, quick, folder, monkeypatch, capsys):
                 continue
             assert block.kind, f"{page.name}, line {block.line}: a block has no language"
             if block.kind == "text":
-                missing = {word for word in re.findall(r"[A-Za-z]{3,}", block.text) if word not in reader.said}
-                assert not missing, f"{page.name}, line {block.line}: {missing} is not in {reader.said}"
+                lacking = missing(block.text, reader.said)
+                assert not lacking, f"{page.name}, line {block.line}: {lacking} is not in {reader.said}"
             reader.run(page, block, capsys)
     finally:
         reader.close()
+
+
+def test_no_command_writes_where_another_one_has_written():
+    """A reader pastes all pages in one folder; the same command on two pages is run once."""
+    pasted = {
+        command for page in RUN for block in blocks(page) if block.kind == "bash" for command in commands(block.text)
+    }
+    outputs = [found[1] for command in pasted if (found := re.search(r"--out (\S+)", command))]
+    assert len(outputs) > 15 and sorted(outputs) == sorted(set(outputs))
+
+
+def test_every_page_for_beginners_is_walked_through():
+    folders = [ROOT / "docs" / name for name in ("tutorials", "howto")]
+    pages = [
+        ROOT / "README.md",
+        ROOT / "docs" / "start.md",
+        *(path for folder in folders for path in folder.glob("*.md")),
+    ]
+    assert sorted(RUN) == sorted(pages)
 
 
 def test_few_blocks_are_not_run():

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import torch
 from snnk.hf import export
 
 from helpers.heads import make
-from helpers.texts import make_texts, make_tokenizer, save
+from helpers.texts import make_paired, make_texts, make_tokenizer, save
 
 PYTHON = (sys.base_prefix + "/bin/python3", "-S")  # no packages but those of PYTHONPATH
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -68,27 +69,77 @@ def served(tmp_path_factory):
     return model, tmp_path / "served"
 
 
+@contextmanager
+def serving(folder, environment, python=PYTHON):
+    """Runs the server; yields a function that sends a body and returns the answer."""
+    command = [*python, EXAMPLES / "serve.py", folder, "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            address = f"http://127.0.0.1:{int(server.stdout.readline().split()[-1])}"
+
+            def ask(body):
+                with urllib.request.urlopen(urllib.request.Request(address, body)) as answer:
+                    return json.load(answer)
+
+            yield ask
+        finally:
+            server.terminate()
+
+
 def test_vectors_over_http_are_those_of_the_model(served, alone):
     model, folder = served
     texts = make_texts(5, seed=1)
-    command = [*PYTHON, EXAMPLES / "serve.py", folder, "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=alone) as server:
-        try:
-            port = int(server.stdout.readline().split()[-1])
-            request = urllib.request.Request(f"http://127.0.0.1:{port}", json.dumps({"texts": texts}).encode())
-            with urllib.request.urlopen(request) as answer:
-                found = torch.tensor(json.load(answer)["vectors"])
-            for wrong in (b"{", b"[]", b'{"texts": 3}', b'{"texts": []}', b'{"texts": [["a", "b"]]}'):
-                with pytest.raises(urllib.error.HTTPError, match="400"):
-                    urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}", wrong))
-        finally:
-            server.terminate()
+    with serving(folder, alone) as ask:
+        found = torch.tensor(ask(json.dumps({"texts": texts}).encode())["vectors"])
+        for wrong in (b"{", b"[]", b'{"texts": 3}', b'{"texts": []}', b'{"texts": [["a", "b"]]}'):
+            with pytest.raises(urllib.error.HTTPError, match="400"):
+                ask(wrong)
     batch = make_tokenizer()(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
     with torch.no_grad():
         states = model(**batch).last_hidden_state
     mask = batch["attention_mask"][..., None]
     wanted = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=1)
     assert (batch["attention_mask"] == 0).any() and torch.allclose(found, wanted, atol=1e-5)
+
+
+def test_the_same_server_answers_with_openvino(served, alone, tmp_path):
+    pytest.importorskip("openvino")
+    model, folder = served
+    (tmp_path / "texts.txt").write_text("\n".join(make_texts(60)))
+    export(save(model, tmp_path / "model"), tmp_path / "texts.txt", to="openvino", out=tmp_path / "openvino")
+    body = json.dumps({"texts": make_texts(5, seed=1)}).encode()
+    with serving(folder, alone) as ask:
+        wanted = torch.tensor(ask(body)["vectors"])
+    with serving(tmp_path / "openvino", os.environ, (sys.executable,)) as ask:
+        found = torch.tensor(ask(body)["vectors"])
+    assert (found * wanted).sum(1).min() > 0.999  # OpenVINO computes in bfloat16 where the processor has it
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_classes_and_scores_over_http_are_those_of_the_model(alone, tmp_path, labels):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model, tokenizer = make("BertForSequenceClassification", num_labels=labels), make_paired()
+    model.config.id2label = {i: f"class {i}" for i in range(labels)}
+    texts = make_texts(60)
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    export(save(model, tmp_path / "model", tokenizer), tmp_path / "texts.txt", to="onnx", out=tmp_path / "served")
+    pairs = [list(pair) for pair in zip(texts[:4], texts[4:8], strict=True)]
+    batch = tokenizer(*zip(*pairs, strict=True), padding=True, return_tensors="pt")
+    with torch.no_grad():
+        wanted = model(**batch).logits
+    with serving(tmp_path / "served", alone) as ask:
+        found = ask(json.dumps({"texts": pairs}).encode())
+        for wrong in (b'{"texts": [["a", "b", "c"]]}', b'{"texts": [["a", 3]]}'):
+            with pytest.raises(urllib.error.HTTPError, match="400"):
+                ask(wrong)
+    if labels == 1:
+        assert torch.allclose(torch.tensor(found["scores"]), wanted[:, 0], atol=1e-5)
+    else:
+        probabilities = [list(row.values()) for row in found["probabilities"]]
+        assert torch.allclose(torch.tensor(probabilities), wanted.softmax(1), atol=1e-5)
+        assert found["labels"] == [f"class {i}" for i in wanted.argmax(1)]
+        assert list(found["probabilities"][0]) == ["class 0", "class 1", "class 2"]
 
 
 def test_the_load_test_compares_models(served, alone, tmp_path):
@@ -120,18 +171,14 @@ def test_both_names_of_the_mean_are_served(served, alone, tmp_path, pooling):
     shutil.copytree(served[1], tmp_path / "same")
     (tmp_path / "same" / "1_Pooling").mkdir()
     (tmp_path / "same" / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    command = [*PYTHON, EXAMPLES / "serve.py", tmp_path / "same", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=alone) as server:
-        try:
-            assert server.stdout.readline().startswith("listening")
-        finally:
-            server.terminate()
+    with serving(tmp_path / "same", alone) as ask:
+        assert ask(b'{"texts": ["a text"]}').keys() == {"vectors"}
 
 
 def test_a_folder_without_a_graph_is_refused(alone, tmp_path):
     command = [*PYTHON, EXAMPLES / "serve.py", tmp_path, "0"]
     done = subprocess.run(command, capture_output=True, text=True, env=alone)
-    assert done.returncode == 1 and "has no model.onnx: name a folder that snnk export" in done.stderr
+    assert done.returncode == 1 and "has no model.onnx and no openvino_model.xml: name a folder" in done.stderr
 
 
 @pytest.fixture

@@ -349,6 +349,7 @@ def test_defaults_are_not_below_logistic_regression():
     assert difference.mean() > -5 * difference.std() / 100
 
 
+@pytest.mark.once
 def test_without_scikit_learn_the_error_names_the_extra():
     code = "import sys; sys.modules['sklearn'] = None; import snnk.sklearn"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -406,6 +407,7 @@ def test_discriminant_does_not_solve_the_ridge(monkeypatch):
         (SNNKClassifier, {"alpha": 1.5, "discriminant": True}, r"from 0 to 1; got 1\.5"),
     ],
 )
+@pytest.mark.once
 def test_a_bad_alpha_is_refused_before_any_row_is_counted(make, options, message):
     X, y = make_moons(40, random_state=0)
     model = make(8, random_state=0).partial_fit(X, y)

@@ -56,7 +56,7 @@ def describe(found: dict[str, list[tuple[str, float, float, float]]]) -> str:
 
 def draw(found: dict[str, list[tuple[str, float, float, float]]]) -> Figure:
     """Two panels over the same speeds: the score of a task, and the neighbours of texts."""
-    figure = Figure(figsize=(6.2, 3.1), layout="constrained")
+    figure = Figure(figsize=(6.2, 3.4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     titles = ("Spearman correlation, STS-B, %", "ten nearest neighbours kept, %")
     for axes, title, column in zip(panels, titles, (3, 2), strict=True):
@@ -70,19 +70,21 @@ def draw(found: dict[str, list[tuple[str, float, float, float]]]) -> Figure:
                     continue  # the same numbers, too close to each other
                 axes.annotate(
                     name.removeprefix("keep ") if i else name,  # the first point explains the numbers of the others
-                    *((speed, value), (0 if i else -8, -16 - 11 * (i % 2))),
+                    *((speed, value), (0 if i else -8, -18 - 13 * (i % 2))),
                     textcoords="offset points",
                     ha="center",
-                    fontsize=9,
+                    fontsize=11,
                     color=LINES[label][1],
                 )
         axes.set(
             title=title, xlabel="times as fast as the original", xlim=(0, 13), ylim=(0, 104), xticks=range(0, 13, 2)
         )
-        axes.title.set_fontsize(10)
+        axes.title.set_fontsize(11.5)
+        axes.xaxis.label.set_fontsize(11.5)
+        axes.tick_params(labelsize=11)
         axes.grid(color="0.9")
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].legend(fontsize=9, loc="lower left", frameon=False)
+    panels[0].legend(fontsize=11, loc="lower left", frameon=False)
     return figure
 
 

@@ -24,9 +24,29 @@ def choose(name: object, known: Iterable[str], kind: str) -> str:
         return name
     if not isinstance(name, str):
         raise TypeError(f"{kind} must be one of {', '.join(known)}; got {type(name).__name__}")
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    raise ValueError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}")
+    raise ValueError(f"unknown {kind} {name!r}{_hint(name, known) or '.'} Known: {', '.join(known)}")
+
+
+def no_column(name: str, there: Iterable[str], source: object) -> ValueError:
+    """The error of a missing column, with the nearest name and all that there are.
+
+    Example:
+        >>> no_column("label", ["text", "Label"], "train.csv")
+        ValueError("no column 'label' in train.csv; did you mean 'Label'? Its columns are text, Label")
+    """
+    there = list(there)
+    hint = _hint(name, there)
+    its = "Its" if hint else "; its"
+    return ValueError(
+        f"no column {name!r} in {source}{hint}{' ' * bool(hint)}{its} columns are {', '.join(there) or 'none'}"
+    )
+
+
+def _hint(name: str, known: list[str]) -> str:
+    """The nearest of the known names, whatever its capitals, as the end of a sentence; empty if none is near."""
+    lower = {word.lower(): word for word in reversed(known)}
+    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
+    return f"; did you mean {lower[near[0]]!r}?" if near else ""
 
 
 def look_up(name: object, table: Mapping[str, T], kind: str) -> T:

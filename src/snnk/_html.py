@@ -35,8 +35,8 @@ body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var
   margin: 2em auto; padding: 0 1em; overflow-wrap: break-word }
 a { color: var(--new) } h1 { line-height: 1.2 } h2 { margin-top: 1.8em; font-size: 1.2em } h3 { font-size: 1em }
 dt { font-weight: bold } dd { margin: 0 0 .5em }
-.cards { display: flex; flex-wrap: wrap; gap: 1em; margin: 1.5em 0 }
-.cards div { flex: 1 1 130px; border: 1px solid var(--line); border-radius: 8px; padding: .8em 1em }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 1em; margin: 1.5em 0 }
+.cards div { border: 1px solid var(--line); border-radius: 8px; padding: .8em 1em }
 .cards b { display: block; font-size: 1.35em } .cards span, small, caption, figcaption { color: var(--grey) }
 table { border-collapse: collapse; width: 100%; font-size: .9em; font-variant-numeric: tabular-nums }
 caption { text-align: left; padding-bottom: .4em } small { display: block }

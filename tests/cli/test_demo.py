@@ -80,15 +80,15 @@ def test_demo(run, quick, fetched, tmp_path, monkeypatch):
 
 
 def test_demo_with_all_forms(run, quick, fetched, tmp_path):
-    need("onnx", "onnxscript", "onnxruntime", "openvino", "nncf")
+    need("onnx", "onnxscript", "onnxruntime")
     code, _, err = run("demo", "--out", tmp_path / "demo")
     assert code == 0, err
     points = json.loads((tmp_path / "demo" / "compared" / "frontier.json").read_text())["points"]
-    forms = ["torch", "openvino", "openvino-int8", "onnx-int8"]
+    forms = ["torch", "onnx", "onnx-int8"]
     assert [(p["form"], p["keep"]) for p in points] == [(form, keep) for form in forms for keep in (1.0, 0.33)]
     assert "keep 0.33, onnx-int8" in (tmp_path / "demo" / "report.html").read_text()
     assert (tmp_path / "demo" / "compared" / "keep-0.33" / "config.json").is_file()
-    assert (tmp_path / "demo" / "served" / "openvino" / "openvino_model.xml").is_file()
+    assert (tmp_path / "demo" / "served" / "onnx" / "model.onnx").is_file()
 
 
 def test_the_output_of_the_demo_is_a_folder(run, tmp_path):

@@ -30,7 +30,12 @@ def whole(data):
 
 @pytest.mark.parametrize(
     ("how", "stops", "first"),
-    [("killed", (6,), 5), ("interrupted", (6,), 7), ("interrupted", (6, 11), 12), ("interrupted", (8, 16), 17)],
+    [
+        pytest.param("killed", (6,), 5, marks=pytest.mark.once),
+        ("interrupted", (6,), 7),
+        ("interrupted", (6, 11), 12),
+        ("interrupted", (8, 16), 17),
+    ],
 )
 def test_a_run_that_is_resumed_ends_with_the_same_weights(data, whole, tmp_path, how, stops, first):
     """A stop at an epoch's last step does not cost its evaluation; after one at the run's last step nothing is left."""

@@ -43,6 +43,7 @@ def test_classes_are_distinguished_from_numbers(values, names):
         (["a", "b", "c", "d"], "4 classes in 4 rows"),
     ],
 )
+@pytest.mark.once
 def test_bad_labels(values, message):
     with pytest.raises(ValueError, match=message):
         Labels.of(values, "f")

@@ -41,3 +41,17 @@ def test_limit_train_draws_its_rows(root, tmp_path):
     assert len(few.train) + len(few.validation) == len(labels) - 3  # three rows are too few to validate on
     assert read(config, make_tokenizer(), images=False).train.rows == inputs.train.rows
     assert read(replace(config, seed=1), make_tokenizer(), images=False).train.rows != inputs.train.rows
+
+
+def test_the_columns_that_nobody_named_are_named(root, tmp_path):
+    """The first column of texts may be one of keys; a reader sees it before the training."""
+    texts, labels = make_rows()
+    rows = [f"p{i}\t{text}\t{i}\t{label}" for i, (text, label) in enumerate(zip(texts, labels, strict=True))]
+    file = tmp_path / "keys.tsv"
+    file.write_text("\n".join(["key\tbody\tnumber\tlabel", *rows]) + "\n")
+    config = make_config(root, tmp_path / "out", train=file, test=None, text=None)
+    said = read(config, make_tokenizer(), images=False).columns
+    assert said == (
+        "texts are read from the column 'key', labels from 'label'; others with texts: 'body' (--text, --text-pair)"
+    )
+    assert read(replace(config, text="body"), make_tokenizer(), images=False).columns is None

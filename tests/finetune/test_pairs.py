@@ -76,6 +76,7 @@ def test_predictions_are_those_of_the_model(home, pairs, tuned, tmp_path):
     torch.testing.assert_close(probabilities, exact, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.once
 def test_exports_are_the_model(home, pairs, tuned, tmp_path, quick):
     """An export compares the graph with PyTorch, and writes nothing if they differ."""
     report = export(home / "compared", pairs, text="first", text_pair="second", to="onnx", out=tmp_path / "served")

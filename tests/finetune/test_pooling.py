@@ -149,6 +149,7 @@ print("ANSWERS", json.dumps(found))
 """
 
 
+@pytest.mark.once
 def test_without_the_mean_or_without_snnk_a_tuned_folder_fails_and_says_why(root, tmp_path):
     """Plain transformers and PEFT take the folder for another model: they must not load it."""
     methods = ("lora", "snnk", "linear-probe")

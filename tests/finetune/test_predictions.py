@@ -254,6 +254,7 @@ def test_a_class_that_is_a_formula_is_text_to_a_spreadsheet(tmp_path):
         ({"data": "bad.jsonl"}, r"bad\.jsonl, line 9, is no JSON"),
     ],
 )
+@pytest.mark.once
 def test_bad_input_leaves_no_output(tuned, root, tmp_path, monkeypatch, options, message):
     monkeypatch.setattr(predictions, "PART", 4)  # the last case fails after the first part was written
     (tmp_path / "here.csv").write_text("mine")

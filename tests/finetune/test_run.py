@@ -132,7 +132,10 @@ def test_glue_task_and_metrics(root, tmp_path):
         ({"patience": 0}, "patience must be a positive integer"),
         ({"text": "body"}, r"no column 'body' in .*; its columns are sentence, label"),
         ({"text_pair": "other"}, r"no column 'other'"),
-        ({"label": "score"}, r"no column 'score'"),
+        (
+            {"label": "score"},
+            r"no column 'score' in .*; its columns are .*; name that of the labels with label \(--label\)",
+        ),
         ({"train": "{root}/empty.tsv"}, "is empty: it has no rows"),
         ({"train": "{root}/empty.tsv", "text": None}, "is empty: it has no rows"),
         ({"train": "{root}/nothing.csv", "text": None}, "is empty: it has no rows"),
@@ -156,6 +159,7 @@ def test_glue_task_and_metrics(root, tmp_path):
         ({"out": "{root}/train.tsv/x"}, "cannot be made"),
     ],
 )
+@pytest.mark.once
 def test_bad_options(root, tmp_path, options, message):
     (root / "empty.tsv").write_text("sentence\tlabel\n")
     (root / "nothing.csv").touch()
@@ -213,6 +217,7 @@ def test_batches_for_closed_forms_are_made_one_at_a_time(data):
 
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize(("method", "asked"), [("lora", None), ("lora", False), ("linear-probe", None)])
+@pytest.mark.once
 def test_bfloat16_by_default_where_the_processor_has_it(root, tmp_path, monkeypatch, fast, method, asked):
     """On a processor attention is then computed in steps; the model that is returned has its own attention."""
     monkeypatch.setattr(running, "has_bfloat16", lambda device: fast)

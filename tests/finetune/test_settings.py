@@ -25,6 +25,7 @@ def test_rates():
         ({"clip": -1.0}, "clip"),
     ],
 )
+@pytest.mark.once
 def test_bad_settings(options, message):
     with pytest.raises(ValueError, match=message):
         TrainingSettings(**options)

@@ -83,6 +83,7 @@ def test_a_loss_that_is_not_finite_is_reported(data):
         train(make_model(), data, None, TrainingSettings(learning_rate=1e30, max_steps=5, warmup=0.0))
 
 
+@pytest.mark.once
 def test_bad_input_to_train(data):
     model = make_model().requires_grad_(False)
     with pytest.raises(ValueError, match="nothing to train"):
@@ -141,6 +142,7 @@ def one(root):
 
 
 @pytest.mark.parametrize("kind", ["MULTI_CPU", "FSDP"])
+@pytest.mark.once
 def test_two_processes_give_what_one_gives(root, one, tmp_path, kind):
     """143 rows in batches of 50: the last has 43, 22 and 21 for the two."""
     done = run_code(SCRIPT, root, tmp_path / "two", free_port(), kind)

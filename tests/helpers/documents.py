@@ -10,35 +10,21 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from snnk.hf.general import general_texts
 
 from helpers.heads import make
 from helpers.texts import make_english, save
+from walkthrough import SERVER, commands
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(
-    r"^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL
-)
 KINDS = {"": "Transformer", "1_Pooling": "Pooling"}
 MODULES = [
     {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
     for i, (path, kind) in enumerate(KINDS.items())
 ]
 POOLING = {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True}
-SERVER = "python examples/serve.py "
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block: its language, its text, its first line, and the reason why it is not run, or None."""
-
-    kind: str
-    text: str
-    line: int
-    why: str | None
 
 
 def listed():
@@ -50,21 +36,6 @@ def listed():
     return rows
 
 
-def blocks(page):
-    """All fenced blocks of a page, in order."""
-    text = page.read_text()
-    return [
-        Block(found["kind"], found["text"], 1 + text.count("\n", 0, found.start("text")), found["why"])
-        for found in BLOCK.finditer(text)
-    ]
-
-
-def commands(text):
-    """The commands of a bash block, without comments; a backslash continues a line."""
-    lines = re.sub(r"\\\n\s*", "", text).splitlines()
-    return [line for line in (re.sub(r"(^|\s)#.*", "", line).strip() for line in lines) if line]
-
-
 def make_folder(folder):
     """Write the small models and data that pages name, beside the examples; returns the folder."""
     tokenizer = make_english(pad_token="[PAD]", model_input_names=["input_ids", "token_type_ids", "attention_mask"])
@@ -74,7 +45,7 @@ def make_folder(folder):
         "MODEL": "BertModel",
         "RERANKER": "BertForSequenceClassification",
     }.items():
-        more = {"num_labels": 1} if name == "RERANKER" else {}
+        more = {"RERANKER": {"num_labels": 1}, "MODEL": {"intermediate_size": 2048}}.get(name, {})  # blocks to speed up
         save(make(kind, **sizes, **more), folder / name, tokenizer)
     for name, path in (("all-MiniLM-L6-v2", folder / "sentence-transformers"), ("MODEL", folder)):
         (path / name / "1_Pooling").mkdir()

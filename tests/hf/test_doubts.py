@@ -51,6 +51,14 @@ def test_narrow_texts():
     assert doubts.narrow({"KL divergence": 0.1}, {"KL divergence": 9.0}) is None
 
 
+def test_predictions_of_one_class_say_little_about_agreement():
+    rows = [{"label": "yes", "count": 9, "same": 1.0}, {"label": "no", "count": 491, "same": 1.0}]
+    assert "'no' for 491 of 500 held-out inputs" in doubts.one_class(rows)
+    assert (
+        doubts.one_class([{**rows[0], "count": 11}, {**rows[1], "count": 489}]) is None and doubts.one_class([]) is None
+    )
+
+
 def test_few_inputs_to_measure_on_and_outputs_worse_than_a_constant():
     assert "on 15 held-out texts" in doubts.scarce(15, "texts") and doubts.scarce(100, "texts") is None
     assert "1.55 times" in doubts.ruined({"relative squared error": 1.55})

@@ -119,6 +119,7 @@ def test_series_error_is_what_the_fit_minimises():
 
 @pytest.mark.parametrize("name", ["sin", "cos", "tanh", "sigmoid", "erf", "gelu", "silu", "softplus", "identity"])
 @pytest.mark.parametrize("block_size", [1, 4])
+@pytest.mark.once
 def test_sampled_frequencies_are_unbiased(name, block_size, proposal=None):
     """Mean over xi of the weighted cosines and sines is f, within five standard errors."""
     a, z = ACTIVATIONS[name], np.array([-0.9, 0.2, 1.1])
@@ -164,6 +165,7 @@ def test_unknown_activation(bad, error, message):
 
 
 @pytest.mark.parametrize("bad", [(1, 1), (2, 1), (0, math.inf)])
+@pytest.mark.once
 def test_bad_range(bad):
     with pytest.raises(ValueError, match="low < high"):
         resolve_activation("relu", bad)

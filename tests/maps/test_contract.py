@@ -199,6 +199,7 @@ def test_compiles_without_graph_breaks(make, pairs):
     assert torch.allclose(compiled(x), module(x), atol=1e-5)
 
 
+@pytest.mark.once
 def test_compiles_with_inductor(pairs):
     """In a cache of its own: torch's does not tell code for one ATEN_CPU_CAPABILITY from code for another."""
     torch._dynamo.reset()
@@ -210,6 +211,7 @@ def test_compiles_with_inductor(pairs):
 UNBIASED = [name for name in MAPS if MAPS[name]().unbiased]
 
 
+@pytest.mark.once
 def test_who_claims_to_be_unbiased():
     """The default trades a little bias for variance; the paper's, chi, arc-cosine and power maps do not."""
     assert set(WITH_PSI) - set(UNBIASED) == {
@@ -225,6 +227,7 @@ def test_who_claims_to_be_unbiased():
 
 
 @pytest.mark.parametrize("name", UNBIASED)
+@pytest.mark.once
 def test_unbiased_within_five_standard_errors(name, pairs):
     x, w, b = pairs
     draws = 600  # of 20 projections, in blocks of 6
@@ -240,6 +243,7 @@ def test_unbiased_within_five_standard_errors(name, pairs):
 
 
 @pytest.mark.parametrize("name", ["urf-sin", "urf-cos-chi", "paper-sin", "arccos1", "arccos0", "power-tanh"])
+@pytest.mark.once
 def test_error_falls_like_one_over_sqrt_m(name, pairs):
     """Sixteen times the features: a quarter of the error."""
     x, w, b = pairs
@@ -265,12 +269,14 @@ def test_error_falls_like_one_over_sqrt_m(name, pairs):
         ([1.0] * D, TypeError, "must be a torch.Tensor; got list"),
     ],
 )
+@pytest.mark.once
 def test_bad_inputs(make, x, error, message):
     with pytest.raises(error, match=message):
         make()(x)
 
 
 @every_estimator
+@pytest.mark.once
 def test_bad_weights(make):
     fm = make()
     bad = torch.ones(3, D)
@@ -289,6 +295,7 @@ def test_bad_weights(make):
     "name", [n for n in MAPS if not n.startswith(("arccos", "power-own", "random-relu", "directions"))]
 )
 @pytest.mark.parametrize(("m", "message"), [(0, "positive integer; got 0"), (7, "must be even.*got 7. Use 6 or 8")])
+@pytest.mark.once
 def test_bad_feature_counts(name, m, message):
     with pytest.raises(ValueError, match=message):
         MAPS[name](m)

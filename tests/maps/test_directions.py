@@ -51,6 +51,7 @@ def test_there_is_no_psi():
             call()
 
 
+@pytest.mark.once
 def test_bad_input():
     fm = Directions(8, 4, dtype=torch.float64)
     before = fm.projection.clone()

@@ -19,6 +19,7 @@ def test_any_shape_repeatable_and_its_own_generator(name, m, d):
 
 
 @pytest.mark.parametrize("name", PROJECTIONS)
+@pytest.mark.once
 def test_rows_are_isotropic(name):
     """E[g] = 0 and E[g g^T] = I within five standard errors, over every row."""
     d, draws = 4, 3000
@@ -29,6 +30,7 @@ def test_rows_are_isotropic(name):
 
 
 @pytest.mark.parametrize("name", [n for n, p in PROJECTIONS.items() if p.gaussian_rows])
+@pytest.mark.once
 def test_gaussian_rows_have_gaussian_moments(name):
     """Fourth moments 3 and the length's fourth moment d (d + 2): rows on a sphere fail this."""
     d, draws = 3, 4000

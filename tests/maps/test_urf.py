@@ -91,6 +91,7 @@ def fitted_once():
 
 @pytest.mark.parametrize("name", ["sin", "cos", "gelu", "tanh", "sigmoid", "silu", "softplus", "erf"])
 @pytest.mark.parametrize("projection", ["orthogonal", "iid"])
+@pytest.mark.once
 def test_predicted_error_is_the_measured_one(name, projection, monkeypatch):
     d, m, kappa = 32, 160, 0.9
     monkeypatch.setattr(Activation, "series_on", fitted_once())
@@ -104,6 +105,7 @@ def test_predicted_error_is_the_measured_one(name, projection, monkeypatch):
     assert 0.5 < ratio < 1.6
 
 
+@pytest.mark.once
 def test_predicted_error_of_the_paper_map():
     x, w, b = unit(40, 32, 0), unit(40, 32, 1), torch.full((40,), 0.5).double()
     maps = [URF.paper(32, 256, "sin", seed=s, **F64) for s in range(100)]
@@ -134,6 +136,7 @@ def assert_mean(values, expected, slack=0.0, precision=0.03):
 
 
 @pytest.mark.parametrize("antithetic", [True, False])
+@pytest.mark.once
 def test_predicted_error_of_independent_rows_is_exact(antithetic):
     """For pairs at right angles and rows that are Gaussian every moment is known: no slack but that of the draws."""
     x, w, b = across(40, 8, 0.9)
@@ -146,6 +149,7 @@ def test_predicted_error_of_independent_rows_is_exact(antithetic):
 
 
 @pytest.mark.parametrize("t", [0.2, 0.6])
+@pytest.mark.once
 def test_aligned_pairs_have_at_most_twice_the_predicted_error(t):
     """For x = t w and sin: the mean of sin^2(g.u) sinh^2(g.v), |u|^2 = |v|^2 = u.v = t, less sin^2(t), all known."""
     w = unit(40, 8, 1)
@@ -160,6 +164,7 @@ def test_aligned_pairs_have_at_most_twice_the_predicted_error(t):
     assert predicted < exact < 2 * predicted
 
 
+@pytest.mark.once
 def test_predicted_error_of_sampled_frequencies():
     """They vary as well. The prediction takes its moments from the frequencies that were drawn: 1/P of it is lost."""
     x, w, b = across(40, 8, 0.5)
@@ -173,6 +178,7 @@ def test_predicted_error_of_sampled_frequencies():
 
 
 @pytest.mark.parametrize(("d", "rows"), [(8, 8), (8, 11), (16, 10), (64, 64)])
+@pytest.mark.once
 def test_error_of_orthogonal_rows_is_what_harmonics_say(d, rows):
     """Measured against the exact error, and the prediction against both: never too small, and right for large d."""
     x, w, b = across(40, d, 0.9)
@@ -208,6 +214,7 @@ def test_predicted_variance_and_bias_of_orthogonal_rows(d):
     ("d", "p", "nx", "nw", "bound"),
     [(64, 64, 1, 1, 0.12), (64, 64, 2, 0.5, 0.02), (16, 256, 1, 1, 0.10), (64, 64, 2**0.5, 2**0.5, 0.33)],
 )
+@pytest.mark.once
 def test_default_beats_the_paper_at_equal_features(d, p, nx, nw, bound):
     """The claims of `snnk reproduce estimators` on URF hold in float64."""
     x, w, b = unit(32, d, 0, nx), unit(32, d, 1, nw), torch.full((32,), 0.5)
@@ -354,6 +361,7 @@ def test_large_norms_stay_finite():
         ({"range": (1, 0)}, "low < high"),
     ],
 )
+@pytest.mark.once
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         URF(8, 16, "sin", **options)
@@ -369,11 +377,13 @@ def test_bad_options(options, message):
         ({"spectrum": "fourier"}, "Known: sampled, series"),
     ],
 )
+@pytest.mark.once
 def test_bad_options_of_the_paper_map(options, message):
     with pytest.raises(ValueError, match=message):
         URF.paper(8, 16, "sin", **options)
 
 
+@pytest.mark.once
 def test_bad_seed():
     with pytest.raises(TypeError, match="seed must be an integer"):
         URF(8, 16, "sin", seed=1.5)

@@ -149,6 +149,7 @@ def test_given_feature_maps_and_options():
     assert SNNKAdapter(8, 4, "relu", normalize="unit").feature_map.normalize == "unit"
 
 
+@pytest.mark.once
 def test_bad_input():
     with pytest.raises(ValueError, match="dim must be a positive integer; got 0"):
         SNNKAdapter(0)

@@ -283,6 +283,7 @@ def test_without_inputs_maps_judge_for_themselves():
     assert report.analytic_error is report.fitted_error is None and report.held_out_rows == 0
 
 
+@pytest.mark.once
 def test_predicted_errors_are_those_of_the_maps():
     net, x = mlp(6, 5, 4, 3, gain=0.5), seeded(100, 6, scale=0.5)
     bundled = bundle(net, num_features=64, feature_map=["projected", "urf"], calibrate=x, **QUIET)

@@ -155,6 +155,7 @@ print("equal")
 """
 
 
+@pytest.mark.once
 def test_a_process_without_snnk_loads_it(tmp_path):
     base = make("bert", hf.AutoModelForSequenceClassification)
     base.save_pretrained(tmp_path / "base")
@@ -169,6 +170,7 @@ def test_a_process_without_snnk_loads_it(tmp_path):
     assert done.returncode == 0 and "equal" in done.stdout, done.stderr[-3000:]
 
 
+@pytest.mark.once
 def test_bad_input():
     model = adapted()
     with pytest.raises(ValueError, match=r"no SNNK adapter 'other'; its adapters are \['default'\]"):

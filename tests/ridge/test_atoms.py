@@ -45,6 +45,7 @@ def test_rounding_below_the_penalty_leaves_gains_finite(block_rows, monkeypatch)
     assert float(gains[12:].sum()) < 1e-6 * float(gains[:12].sum())  # there is nothing left to explain
 
 
+@pytest.mark.once
 def test_bad_counts():
     gram, cross, _ = RidgeStats(12, 3).update(*problem()).centred()
     with pytest.raises(ValueError, match="count must be at most 12, the number of features; got 13"):

@@ -86,6 +86,7 @@ def test_the_good_file_of_the_foreign_ones_loads(tmp_path):
     assert repr(RidgeStats.load(tmp_path / "file")).startswith("RidgeStats(num_features=2, num_targets=1, folds=2")
 
 
+@pytest.mark.once
 def test_damaged_files(tmp_path):
     _, stats = thirds()
     stats.save(tmp_path / "whole")

@@ -43,6 +43,7 @@ def test_merge_is_in_place_and_takes_itself():
     assert_same((RidgeStats(7, 2) + RidgeStats(7, 2)).update(phi, y).solve(1.0), fit(phi, y).solve(1.0))
 
 
+@pytest.mark.once
 def test_a_plain_sum_over_workers_after_one_shift():
     workers, whole = thirds(folds=3)
     workers.append(RidgeStats(7, 2, folds=3))  # one that had no rows
@@ -216,6 +217,7 @@ P, Y = torch.ones(4, 3), torch.ones(4, 2)
         ((P, Y, None, torch.tensor([0])), ValueError, r"fold must be \(4,\) integers"),
     ],
 )
+@pytest.mark.once
 def test_bad_rows_change_nothing(arguments, error, message):
     stats = RidgeStats(3, 2, folds=2).update(2 * P, Y)
     before = stats.sums.clone()
@@ -234,6 +236,7 @@ def test_bad_rows_change_nothing(arguments, error, message):
         ((3, 1), {"block_dtype": torch.bfloat16}, "must be torch.float64 or torch.float32; got torch.bfloat16"),
     ],
 )
+@pytest.mark.once
 def test_bad_layouts(arguments, options, message):
     with pytest.raises(ValueError, match=message):
         RidgeStats(*arguments, **options)
@@ -251,6 +254,7 @@ def test_bad_layouts(arguments, options, message):
         (1.0, {"num_features": 0}, "num_features must be a positive integer; got 0"),
     ],
 )
+@pytest.mark.once
 def test_bad_solves(lam, options, message):
     with pytest.raises(ValueError, match=message):
         fit(*data()[:2]).solve(lam, **options)

@@ -137,6 +137,7 @@ def test_round_trip():
         ({"scale": 1.0, "offset": [0.0, float("inf")]}, "offset of a calibration must be a list"),
     ],
 )
+@pytest.mark.once
 def test_a_damaged_file_is_refused(stored, message):
     with pytest.raises(ValueError, match=message):
         PlattScaling.from_dict(stored)

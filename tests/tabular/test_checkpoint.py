@@ -21,6 +21,7 @@ from snnk.tabular.parts import HELD
 from helpers.tables import CONFIG, after, make_table, predictions, run_fit, weights
 
 
+@pytest.mark.once
 def test_killed_and_started_again(tmp_path):
     """After SIGKILL at three moments, every block is counted once."""
     path = tmp_path / "data.parquet"
@@ -219,6 +220,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.once
 def test_a_damaged_part_of_a_checkpoint_is_named(damage, parquet, tmp_path, interrupted):
     out, part = interrupted
     part.write_bytes(DAMAGE[damage](part.read_bytes(), part))
@@ -231,6 +233,7 @@ def test_a_damaged_part_of_a_checkpoint_is_named(damage, parquet, tmp_path, inte
 
 
 @pytest.mark.parametrize("change", ["", "{", "[" * 100_000, "null", "mean", "blocks", "\xff"])
+@pytest.mark.once
 def test_a_damaged_first_pass_is_named(change, parquet, tmp_path, interrupted):
     out, _ = interrupted
     path = out / ".checkpoint" / "columns.json"

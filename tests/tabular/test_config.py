@@ -26,6 +26,7 @@ from helpers.tables import CONFIG, predictions
         ({"block_dtype": "float16"}, "unknown block_dtype 'float16'"),
     ],
 )
+@pytest.mark.once
 def test_bad_configurations(wrong, message):
     with pytest.raises(ValueError, match=message):
         FitConfig("y", **wrong)

@@ -185,6 +185,7 @@ def test_a_second_layer_in_a_file_is_bounded():
 
 
 @pytest.mark.parametrize("bad", [{"bins": -1}, {"binned": 1.5}, {"outputs": True}, {"outputs": 8}])
+@pytest.mark.once
 def test_bad_sizes(bad):
     with pytest.raises(ValueError, match=r"must be an integer >= 0|leave none beside"):
         LearnedFeatures(3, 8, **bad)
@@ -225,6 +226,7 @@ def calm(request, steps):
     return config, folder, fit(steps, folder, config)
 
 
+@pytest.mark.once
 def test_learnt_models_are_the_same_on_one_worker_or_two(steps, calm, tmp_path):
     """One worker learns from a sample that is the same for any number of workers."""
     config, folder, _ = calm

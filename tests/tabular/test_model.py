@@ -1,6 +1,7 @@
 """Predictions, and the files of a model, which load strictly."""
 
 import json
+import re
 import time
 
 import numpy as np
@@ -37,6 +38,24 @@ def test_prediction_tables(parquet, tmp_path):
     assert found.rows == 999 and found.score == {} and (tmp_path / "q.csv").read_text().split("\n")[6] == ",,"
     with pytest.raises(ValueError, match=r"there is no folder .*no for p.csv"):
         model.write_predictions(parquet, tmp_path / "no" / "p.csv")
+
+
+@pytest.mark.parametrize("count", [400, 10_000])
+def test_rare_ones_are_no_drift_until_there_are_too_many(tmp_path, count):
+    """A column of 1.3 % ones, each 8.8 standard deviations from the mean, as in the training; and twice as many."""
+    rng = np.random.default_rng(0)
+
+    def write(name, ones):
+        x, rare = rng.normal(size=count), (np.arange(count) < ones).astype(float)
+        pq.write_table(pa.table({"x": x, "rare": rng.permutation(rare), "y": x}), tmp_path / name)
+        return tmp_path / name
+
+    fit(write("t.parquet", round(0.013 * count)), tmp_path / "m", FitConfig("y", 32))
+    model = TableModel.load(tmp_path / "m")
+    same = model.write_predictions(write("same.parquet", round(0.0135 * count)), tmp_path / "p.csv")
+    more = model.write_predictions(write("more.parquet", round(0.04 * count)), tmp_path / "q.csv")
+    assert same.drift == [] and [found.column for found in more.drift] == ["rare"]
+    assert re.search(r"rare: the mean is .*; 4 % of the values are over 8 of these away", str(more.drift[0]))
 
 
 def test_a_table_without_rows_has_no_predictions(parquet, tmp_path):
@@ -141,6 +160,7 @@ def test_wrong_types_at_every_key_of_a_model(parquet, tmp_path):
 
 
 @pytest.mark.parametrize("change", ["half", "empty", "gone", "nan", "inf", "dtype", "extra", "missing"])
+@pytest.mark.once
 def test_damaged_weights_are_named(change, parquet, tmp_path):
     out = tmp_path / "m"
     fit(parquet, out, CONFIG)

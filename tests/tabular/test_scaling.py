@@ -10,6 +10,7 @@ W = np.random.default_rng(1).uniform(size=500)
 
 
 @pytest.mark.parametrize("power", [-1060, -600, 0, 600, 1019])
+@pytest.mark.once
 def test_moments_are_exact_at_any_size(power):
     """Powers of two scale float64 exactly, so that mean and variance are those of the unscaled values."""
     values = np.ldexp(np.round(X * 2**10), -10)  # few digits, which subnormal numbers keep

@@ -73,6 +73,7 @@ def test_columns_with_large_offsets_or_no_spread(feature_map, tmp_path):
     assert constant.scale == 1 and abs(constant.mean - 0.1) < 1e-6
 
 
+@pytest.mark.once
 def test_the_first_bad_value_is_named_by_its_place(tmp_path):
     a, b = np.zeros(150_000), np.zeros(150_000)
     a[140_000], b[130_000] = np.nan, np.inf
@@ -90,7 +91,9 @@ def test_columns_that_cannot_be_used(parquet, tmp_path):
             fit(path if isinstance(source, pa.Table) else source, tmp_path / "m", config)
         assert not (tmp_path / "m").exists()
 
-    refused(parquet, r"no column 'z' in .*; it has x0, x1, x2, count, kind, y", FitConfig("z"))
+    refused(parquet, r"no column 'z' in .*; its columns are x0, x1, x2, count, kind, y", FitConfig("z"))
+    refused(parquet, r"no column 'Kinds' in .*; did you mean 'kind'\? Its columns are x0, .*", FitConfig("Kinds"))
+    refused(make_table().rename_columns(["A", "b", "c", "d", "e", "f"]), "did you mean 'A'", FitConfig("a"))
     refused(parquet, "the target 'y' cannot be left out with drop", FitConfig("y", drop=("y",)))
     times = pa.table({"x": [0.0, 1.0], "y": pa.array([0, 1], pa.timestamp("s"))})
     refused(times, r"the target 'y' of .* is timestamp\[.*make it a number, such as the hours since a fixed time")

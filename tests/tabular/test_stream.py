@@ -101,6 +101,7 @@ def test_a_folder_that_is_removed_during_the_run(when, parquet, tmp_path):
     fit(parquet, out, CONFIG)
 
 
+@pytest.mark.once
 def test_a_finished_folder_is_cleared_of_the_files_of_a_killed_run(parquet, tmp_path):
     out = tmp_path / "m"
     fit(parquet, out, CONFIG)

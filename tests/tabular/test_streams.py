@@ -79,6 +79,7 @@ def test_a_callable_is_never_held_in_memory(tmp_path, monkeypatch):
     assert len(most) == 400 and max(most) < 20 * size
 
 
+@pytest.mark.once
 def test_a_run_on_frames_that_was_killed_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr("snnk.tabular.streams.BATCH_ROWS", 500)
     table = make_table()

@@ -96,6 +96,7 @@ def test_probabilities_that_are_none(values, tmp_path):
         (probabilities, ["x", "x", "z"], "two or more different names"),
     ],
 )
+@pytest.mark.once
 def test_bad_teachers_leave_no_file(teacher, classes, message, rows, tmp_path):
     with pytest.raises(ValueError, match=message):
         teach(rows, tmp_path / "t.parquet", teacher, "y", classes=classes)

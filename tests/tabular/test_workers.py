@@ -11,6 +11,7 @@ from snnk.tabular import fit
 from helpers.tables import CONFIG, FILES, predictions, run_fit, weights
 
 
+@pytest.mark.once
 def test_two_workers_give_the_result_of_one(parquet, tmp_path):
     fit(parquet, tmp_path / "one", CONFIG)
     run_fit(parquet, tmp_path / "two", workers=2, torchrun=True)
@@ -24,6 +25,7 @@ def test_two_workers_give_the_result_of_one(parquet, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.once
 def test_workers_do_not_change_float32_results_either(parquet, tmp_path, workers):
     """Products within blocks are rounded to float32, but all workers round them about one origin."""
     fit(parquet, tmp_path / "one", replace(CONFIG, block_dtype="float32"))

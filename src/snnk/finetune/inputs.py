@@ -11,7 +11,16 @@ from snnk.finetune.config import FinetuneConfig
 from snnk.finetune.data import FEWEST, Data, Labels, encode_images, encode_texts
 from snnk.finetune.glue import glue_files
 from snnk.finetune.scores import CLASSIFICATION, REGRESSION
-from snnk.hf.data import arrow_columns, column_of, labelled_images, read_columns, text_column
+from snnk.hf.data import (
+    HEAD,
+    Columns,
+    arrow_columns,
+    column_of,
+    is_text,
+    labelled_images,
+    read_columns,
+    text_column,
+)
 from snnk.hf.models import read_config, token_limit
 
 PARTS = ("train", "validation", "test")
@@ -21,7 +30,7 @@ MOST_SPARE = 1000  # of the rows that limit_train leaves out, at most so many fo
 
 @dataclass(frozen=True)
 class Inputs:
-    """The data of one run; `described` is what metrics.json has on it."""
+    """The data of one run; `described` is what metrics.json has on it, and `columns` says where it was read."""
 
     train: Data
     validation: Data
@@ -29,6 +38,7 @@ class Inputs:
     labels: Labels
     metrics: tuple[str, ...]
     described: dict[str, Any]
+    columns: str | None = None
 
 
 class _Rows(NamedTuple):
@@ -60,7 +70,7 @@ def is_images(config: FinetuneConfig) -> bool:
 def read(config: FinetuneConfig, processor: Any, images: bool) -> Inputs:
     """All data of a run, tokenised; the validation part is taken from train unless there is a file for it."""
     described: dict[str, Any] = {}
-    task = header = None
+    task = header = columns = None
     if config.glue is not None:
         task, file, dev = glue_files(config.glue, Path(str(config.data_dir)))
         described, header = {"task": config.glue, "large": task.large}, task.columns
@@ -71,7 +81,7 @@ def read(config: FinetuneConfig, processor: Any, images: bool) -> Inputs:
         text, pair, label = config.text or "", config.text_pair, config.label
 
     def read_part(source: str) -> _Rows:
-        nonlocal text
+        nonlocal text, columns
         if images:
             if not Path(source).is_dir():
                 raise ValueError(f"train is a folder of images, and the others must be too; got {source}")
@@ -83,7 +93,8 @@ def read(config: FinetuneConfig, processor: Any, images: bool) -> Inputs:
         if not text:
             strings = [name for name, is_string in arrow_columns(source).items() if is_string]
             text = text_column(found, source, others=(label, pair), strings=strings)
-        labels = column_of(found, label, source)
+            columns = _columns(found, text, pair, label)
+        labels = column_of(found, label, source, "name that of the labels with label (--label)")
         pairs = None if pair is None else column_of(found, pair, source)
         return _Rows(source, column_of(found, text, source), pairs, labels)
 
@@ -111,4 +122,13 @@ def read(config: FinetuneConfig, processor: Any, images: bool) -> Inputs:
     described |= {part: None if s is None else Path(s).name for part, s in zip(PARTS, sources, strict=True)}
     described["rows"] = {"train": len(data), "validation": len(held), "test": None if test is None else len(test)}
     metrics = task.metrics if task else REGRESSION if labels.names is None else CLASSIFICATION
-    return Inputs(data, held, test, labels, metrics, described)
+    return Inputs(data, held, test, labels, metrics, described, columns)
+
+
+def _columns(found: Columns, text: str, pair: str | None, label: str) -> str:
+    """Which columns are read, as nobody named that of the texts, and which others could have been meant."""
+    said = f"texts are read from the column {text!r}" + (f" and second texts from {pair!r}" if pair else "")
+    left = {name: values for name, values in found.items() if name not in (text, pair, label)}
+    others = [name for name in left if any(map(is_text, left[name][:HEAD]))]
+    advice = f"; others with texts: {', '.join(map(repr, others))} (--text, --text-pair)" if others else ""
+    return f"{said}, labels from {label!r}{advice}"

@@ -110,6 +110,8 @@ def _finetune(
     images = is_images(config)
     processor = load_processor(config.model, images)
     inputs = read(config, processor, images)
+    if inputs.columns is not None:
+        say(inputs.columns)
     say(
         f"{len(inputs.train):,} rows to train on, {len(inputs.validation):,} for validation"
         + (f", {len(inputs.test):,} for the test" if inputs.test is not None else "")

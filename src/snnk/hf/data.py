@@ -28,6 +28,8 @@ import torch
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedTokenizerBase
 
+from snnk import _checks
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -263,11 +265,12 @@ def hub_columns(source: str) -> dict[str, list[Any]]:
     return {column: list(found[column]) for column in found.column_names}
 
 
-def column_of(columns: Columns, name: str, source: object) -> list[Any]:
-    """A column; the error of a missing one lists those that there are."""
+def column_of(columns: Columns, name: str, source: object, advice: str = "") -> list[Any]:
+    """A column; the error of a missing one lists those that there are, and ends with the advice."""
     _has_rows(columns, source)
     if name not in columns:
-        raise ValueError(f"no column {name!r} in {source}; its columns are {', '.join(columns)}")
+        error = _checks.no_column(name, columns, source)
+        raise ValueError(f"{error}; {advice}") if advice else error
     return columns[name]
 
 
@@ -285,7 +288,7 @@ def text_column(
     """
     _has_rows(columns, source)
     heads = {name: [v for v in values[:HEAD] if v not in (None, "")] for name, values in columns.items()}
-    texts = [name for name, head in heads.items() if any(map(_is_text, head)) or (name in strings and not head)]
+    texts = [name for name, head in heads.items() if any(map(is_text, head)) or (name in strings and not head)]
     found = next((name for name in (*texts, *strings) if name not in others), None)
     if found is None:
         raise ValueError(f"no column of {source} has texts; its columns are {', '.join(columns)}")
@@ -297,7 +300,8 @@ def _has_rows(columns: Columns, source: object) -> None:
         raise ValueError(f"{source} is empty: it has no rows")
 
 
-def _is_text(value: object) -> bool:
+def is_text(value: object) -> bool:
+    """Whether a value is a string that is neither empty nor a number."""
     if not isinstance(value, str) or not value.strip():
         return False
     try:

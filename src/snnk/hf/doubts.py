@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 FEW = 20  # tokens per feature of the largest block
 SCARCE = 100  # inputs that agreement is measured on
+ONE_CLASS = 0.98  # of the predictions
 BROKEN = 1.4  # tokens per word, in parts of those of general text
 NARROW, LEAST = 2.0, 0.02  # loss on general text, in parts of the loss on the given inputs, and beyond that
 ALIKE = ("cosine", "same best", "same next token", "Spearman")  # figures of which 1 is the best
@@ -55,6 +56,25 @@ def scarce(inputs: int, kind: str) -> str | None:
     return (
         f"agreement is measured on {inputs} held-out {kind}: figures of so few are rough, and the worst of them is not "
         f"the worst in use; give 1,000 {kind} or more"
+    )
+
+
+def one_class(classes: Sequence[Mapping[str, Any]]) -> str | None:
+    """Almost all predictions are one class, as for general text: a model that always predicts it would agree, too.
+
+    Example:
+        >>> one_class([{"label": "yes", "count": 1}, {"label": "no", "count": 499}])  # doctest: +ELLIPSIS
+        "the original predicts 'no' for 499 of 500 held-out inputs, ... of which it predicts other classes, too"
+        >>> one_class([{"label": "yes", "count": 250}, {"label": "no", "count": 250}]) is None
+        True
+    """
+    counts = {found["label"]: found["count"] for found in classes}
+    total, most = sum(counts.values()), max(counts, key=counts.__getitem__, default=None)
+    if total == 0 or counts[most] < ONE_CLASS * total:
+        return None
+    return (
+        f"the original predicts {most!r} for {counts[most]:,} of {total:,} held-out inputs, so that agreement on them "
+        "hardly shows what was lost; give inputs of which it predicts other classes, too"
     )
 
 

@@ -32,15 +32,17 @@ LARGEST_TARGET = 1e150  # in units of the target; the squares of larger numbers 
 ROWS = 2048  # number of rows whose features are held at once, few enough for memory that the allocator keeps
 CELLS = 1 << 20  # number of inputs and outputs of rows that are encoded, and written, at once
 FLOOR = 1e-12  # of a probability without calibration
-SHIFT, FAR, MANY_FAR = 0.5, 8.0, 0.01  # limits of drift: in deviations of the training, and a share of the rows
+SHIFT, FAR = 0.5, 8.0  # limits of drift, in deviations of the training
+MANY_FAR = 1 / FAR**2  # share of the rows; by Chebyshev's inequality no more of the training can be that far away
 LOGIT = 36.0  # beyond it, a probability in float64 is 0 or 1
 
 
 class Drift(NamedTuple):
     """A number column whose values differ from those of the training; `str` gives a sentence.
 
-    The mean does by more than half a standard deviation and three standard errors, or more than 1 % of the values are
-    more than 8 standard deviations away. Values that are ignored, more than 2^24 of them away, do not count here.
+    The mean does by more than half a standard deviation and three standard errors, or more values are beyond 8 standard
+    deviations than can be in training, 1 in 64, and three standard errors of that. Values that are ignored, more than
+    2^24 of them away, do not count here.
     """
 
     column: str
@@ -376,7 +378,10 @@ class _Drift:
     def result(self) -> list[Drift]:
         found = []
         for (n, total, far), column in zip(self.sums, self.columns, strict=True):
-            if n and (abs(total / n) > max(SHIFT, 3 / math.sqrt(n)) or far / n > MANY_FAR):
+            if not n:
+                continue
+            most_far = MANY_FAR + 3 * math.sqrt(MANY_FAR * (1 - MANY_FAR) / n)
+            if abs(total / n) > max(SHIFT, 3 / math.sqrt(n)) or far / n > most_far:
                 mean = column.mean + total / n * column.scale
                 found.append(Drift(column.name, float(mean), float(far / n), column.mean, column.scale))
         return found

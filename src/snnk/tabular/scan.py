@@ -325,7 +325,7 @@ class Scan:
             raise ValueError(f"the target {target!r} cannot be left out with drop")
         for name in (target, *drop):
             if name not in table.names:
-                raise ValueError(f"no column {name!r} in {table.source}; it has {', '.join(table.names) or 'none'}")
+                raise _checks.no_column(name, table.names, table.source)
         statistics = {}
         for column in table.schema:
             if column.name in drop:

@@ -248,6 +248,7 @@ def test_loo_is_the_least_error_of_regressions_without_each_row(row, rows):
     assert all(score == pytest.approx(error(lam), rel=1e-5) for lam, score in curve)
 
 
+@pytest.mark.once
 def test_bad_calls(ids):
     model = classifier(3)
     with pytest.raises(ValueError, match=r"every batch needs 'labels'.*got input_ids"):

@@ -339,12 +339,14 @@ def folders(tmp_path_factory):
     return folder, cases
 
 
+@pytest.mark.once
 def test_a_fresh_process_gives_equal_outputs(folders):
     answers = in_a_fresh_process(*folders, "import snnk.hf")
     assert {name: error for name, error in answers.items() if not (isinstance(error, float) and error < 1e-6)} == {}
     assert len(answers) == len(folders[1]) == 2 * len(ROWS) + 4
 
 
+@pytest.mark.once
 def test_without_snnk_loading_fails(folders):
     folder, cases = folders
     cases = {name: case for name, case in cases.items() if not name.endswith("merged")}  # those differ in shape
@@ -403,6 +405,7 @@ def test_heads_that_are_left_out(folders, tmp_path):
         (lambda p: p["map"].update(activation="eval"), "cannot make the feature map of the pooler"),
     ],
 )
+@pytest.mark.once
 def test_bad_configurations_are_refused(folders, tmp_path, change, message):
     folder = folders[0] / "bert-merged"
     config = json.loads((folder / "config.json").read_text())
@@ -432,6 +435,7 @@ def test_missing_and_unexpected_tensors_are_errors(folders, tmp_path):
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.once
 def test_bad_calls():
     model = make("bert")
     with pytest.raises(ValueError, match="is no SNNK layer; replace_pooler_ makes it one"):

@@ -179,6 +179,7 @@ def test_equal_shares_meet_a_budget_although_queries_and_keys_stay():
         assert {b.ranks[0] for b in sizes.blocks if b.ranks} == {SIZE}
 
 
+@pytest.mark.once
 def test_bad_plans():
     model = make("bert")
     attention = find_attentions(model)[0]

@@ -278,11 +278,13 @@ def test_a_plan_is_json(tmp_path):
         ({"keep": 0.5, "batches": []}, "there are no batches to calibrate with"),
     ],
 )
+@pytest.mark.once
 def test_bad_plans(options, message):
     with pytest.raises(ValueError, match=message):
         plan(make("bert"), **options)
 
 
+@pytest.mark.once
 def test_bad_batches():
     model = make("bert")
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -318,6 +320,7 @@ def test_bad_batches():
         ({"batches": [{}]}, "a batch must hold the model's inputs as tensors"),
     ],
 )
+@pytest.mark.once
 def test_bad_arguments(options, message):
     model = make("bert")
     with pytest.raises((TypeError, ValueError), match=message):

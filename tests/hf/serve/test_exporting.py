@@ -388,6 +388,16 @@ def test_a_reranker_returns_the_scores_of_the_cross_encoder(tmp_path, brief):
     assert "ORTModelForSequenceClassification" in (tmp_path / "served" / "README.md").read_text()
 
 
+def test_a_classifier_that_always_predicts_one_class_is_warned_of(tmp_path, brief):
+    model = make("BertForSequenceClassification", num_labels=2, **SIZES)
+    model.config.id2label = {0: "no", 1: "yes"}
+    with torch.no_grad():
+        model.classifier.bias += torch.tensor([9.0, 0.0])
+    (tmp_path / "texts.txt").write_text("\n".join(make_texts(60)))
+    report = export(save(model, tmp_path / "model"), tmp_path / "texts.txt", to="onnx", out=tmp_path / "served")
+    assert any("predicts 'no' for 6 of 6 held-out inputs" in warning for warning in report["warnings"])
+
+
 def test_images_of_any_number(tmp_path, brief):
     images = make_images(tmp_path / "images", 20)
     model = make_architecture("dinov2", hf.Dinov2ForImageClassification, num_labels=3)

@@ -338,7 +338,8 @@ def fit_and_write(
         for figures in (done.agreement, *(found["figures"] for found in sets)):
             _check_finite(figures)
         own = sets[0]
-        warned += _warn([doubts.scarce(own["inputs"], own["kind"]), doubts.ruined(own["figures"])], say)
+        warned += _warn([doubts.scarce(own["inputs"], own["kind"]), doubts.one_class(own["classes"])], say)
+        warned += _warn([doubts.ruined(own["figures"])], say)
         if len(sets) > 1:
             warned += _warn([doubts.narrow(*(held["figures"] for held in sets))], say)
         progress("measuring latency", blocks, blocks)

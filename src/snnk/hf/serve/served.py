@@ -128,6 +128,9 @@ def make_graphs(
         say(f"quantizing to int8 ({mode})")
         quantizing.quantize_(path, to, mode, list(islice(graphs.each(inputs.own), quantizing.MOST)))
         stages.append(graph_stage(f"{to} int8 {mode}"))
+    if original is None and (doubt := doubts.one_class(stages[-1]["held_out"][0]["classes"])) is not None:
+        warned.append(doubt)
+        say(f"warning: {doubt}")
     say("measuring latency")
     times = _latency(network, original, names, runs)
     for found in times:
