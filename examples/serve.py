@@ -5,7 +5,8 @@ python examples/serve.py served 8000
 curl localhost:8000 -d '{"texts": ["A sentence.", "Another one."]}'
 
 An encoder with mean pooling answers with unit vectors, a classifier with labels and probabilities, and a model of one
-number, such as a reranker, with scores. A model of pairs takes pairs: {"texts": [["A question?", "A passage."]]}.
+number, such as a reranker, with its output as a score, before any sigmoid. A classifier of pairs takes pairs:
+{"texts": [["A question?", "A passage."]]}. Texts are cut to what tokenizer and model allow, as `snnk predict` does.
 The runtime is onnxruntime, or openvino for a folder of snnk export --to openvino or openvino-int8.
 """
 
@@ -25,7 +26,11 @@ config = json.loads((graph.parent.parent / "config.json").read_text())
 tokenizer = Tokenizer.from_file(str(next(folder.rglob("tokenizer.json"))))
 tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
 limits = [json.loads(path.read_text()).get("max_seq_length") for path in folder.glob("sentence_*_config.json")]
-tokenizer.enable_truncation(next(filter(None, limits), 128))
+limits += [json.loads(path.read_text()).get("model_max_length") for path in folder.rglob("tokenizer_config.json")]
+if (positions := config.get("max_position_embeddings") or 0) > 0:
+    behind_padding = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")  # their positions begin at 2
+    limits.append(positions - 2 if config["model_type"] in behind_padding else positions)
+tokenizer.enable_truncation(int(min(filter(None, [*limits, 8192]))))
 if graph.suffix == ".onnx":
     import onnxruntime
 
@@ -49,6 +54,8 @@ else:
         return compiled.create_infer_request().infer(batch)[0]  # one per call, as requests run side by side
 
 
+if classifies and not config.get("architectures", [""])[0].endswith("ForSequenceClassification"):
+    sys.exit(f"{folder} has {config.get('architectures')}, which classifies no whole texts: change classify() below")
 others = [path for path in folder.glob("[1-9]_*") if path.name not in ("1_Pooling", "2_Normalize")]
 pooling = folder / "1_Pooling" / "config.json"
 modes = json.loads(pooling.read_text()) if pooling.exists() else {"pooling_mode": "mean"}
@@ -77,13 +84,15 @@ def classify(texts: list) -> dict[str, list]:
     logits, _ = run(texts)
     if logits.shape[1] == 1:
         return {"scores": logits[:, 0].tolist()}
-    exponentials = np.exp(logits - logits.max(1, keepdims=True))
+    if config.get("problem_type") == "multi_label_classification":  # a text may have several labels, or none
+        probabilities = 1 / (1 + np.exp(-logits))
+    else:
+        exponentials = np.exp(logits - logits.max(1, keepdims=True))
+        probabilities = exponentials / exponentials.sum(1, keepdims=True)
     labels = [config.get("id2label", {}).get(str(i), f"LABEL_{i}") for i in range(logits.shape[1])]
     return {
         "labels": [labels[i] for i in logits.argmax(1)],
-        "probabilities": [
-            dict(zip(labels, row, strict=True)) for row in (exponentials / exponentials.sum(1, keepdims=True)).tolist()
-        ],
+        "probabilities": [dict(zip(labels, row, strict=True)) for row in probabilities.tolist()],
     }
 
 
@@ -101,12 +110,18 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         try:
             texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["texts"]
-            if not texts or not all(map(is_text, texts)):
-                raise ValueError
-            answers = classify(texts) if classifies else {"vectors": encode(texts).tolist()}
-            status, answer = 200, json.dumps(answers).encode()
+            understood = isinstance(texts, list) and len(texts) > 0 and all(map(is_text, texts))
         except (KeyError, TypeError, ValueError):
-            status, answer = 400, b'{"error": "expected {\\"texts\\": [\\"a text\\", ...]}"}'
+            understood = False
+        if understood:
+            try:
+                answers = classify(texts) if classifies else {"vectors": encode(texts).tolist()}
+                status = 200
+            except Exception as error:
+                status, answers = 500, {"error": f"the model failed: {error}"}
+        else:
+            status, answers = 400, {"error": 'expected {"texts": ["a text", ...]}'}
+        answer = json.dumps(answers).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()

@@ -115,17 +115,22 @@ def test_the_same_server_answers_with_openvino(served, alone, tmp_path):
     assert (found * wanted).sum(1).min() > 0.999  # OpenVINO computes in bfloat16 where the processor has it
 
 
-@pytest.mark.parametrize("labels", [1, 3])
-def test_classes_and_scores_over_http_are_those_of_the_model(alone, tmp_path, labels):
+@pytest.mark.parametrize(("labels", "several"), [(1, False), (3, False), (3, True)])
+def test_classes_and_scores_over_http_are_those_of_the_model(alone, tmp_path, labels, several):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     model, tokenizer = make("BertForSequenceClassification", num_labels=labels), make_paired()
     model.config.id2label = {i: f"class {i}" for i in range(labels)}
+    if several:
+        model.config.problem_type = "multi_label_classification"
     texts = make_texts(60)
     (tmp_path / "texts.txt").write_text("\n".join(texts))
     export(save(model, tmp_path / "model", tokenizer), tmp_path / "texts.txt", to="onnx", out=tmp_path / "served")
     pairs = [list(pair) for pair in zip(texts[:4], texts[4:8], strict=True)]
-    batch = tokenizer(*zip(*pairs, strict=True), padding=True, return_tensors="pt")
+    pairs.append([texts[8], " ".join(texts)])  # longer than the model takes
+    cut: dict = {"truncation": True, "max_length": model.config.max_position_embeddings}
+    batch = tokenizer(*zip(*pairs, strict=True), padding=True, return_tensors="pt", **cut)
+    assert batch["input_ids"].shape[1] == model.config.max_position_embeddings
     with torch.no_grad():
         wanted = model(**batch).logits
     with serving(tmp_path / "served", alone) as ask:
@@ -137,9 +142,22 @@ def test_classes_and_scores_over_http_are_those_of_the_model(alone, tmp_path, la
         assert torch.allclose(torch.tensor(found["scores"]), wanted[:, 0], atol=1e-5)
     else:
         probabilities = [list(row.values()) for row in found["probabilities"]]
-        assert torch.allclose(torch.tensor(probabilities), wanted.softmax(1), atol=1e-5)
+        assert torch.allclose(
+            torch.tensor(probabilities), wanted.sigmoid() if several else wanted.softmax(1), atol=1e-5
+        )
         assert found["labels"] == [f"class {i}" for i in wanted.argmax(1)]
         assert list(found["probabilities"][0]) == ["class 0", "class 1", "class 2"]
+
+
+def test_a_model_of_tokens_is_not_served_as_a_classifier(alone, tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    (tmp_path / "texts.txt").write_text("\n".join(make_texts(60)))
+    source = save(make("BertForTokenClassification").eval(), tmp_path / "model")
+    export(source, tmp_path / "texts.txt", to="onnx", out=tmp_path / "served")
+    command = [*PYTHON, EXAMPLES / "serve.py", tmp_path / "served", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, env=alone)
+    assert done.returncode == 1 and "classifies no whole texts" in done.stderr
 
 
 def test_the_load_test_compares_models(served, alone, tmp_path):

@@ -43,6 +43,7 @@ BLOCK = re.compile(
 )
 SERVER = "python examples/serve.py "
 TORCH = "pip install torch "
+SET_UP = ("python3 -m venv ", "pip install ")
 LEAST = 1.0  # seconds of a row of the printed table
 PREPARE = """
 import csv
@@ -165,8 +166,7 @@ class Reader:
         if row.text.startswith(SERVER):
             self.close()
             self.server = self._popen(row.text.split(), subprocess.DEVNULL)
-            line = self._stdout(self.server).readline()
-            row.code = 0 if line.startswith("listening") else 1
+            row.code = 0 if any(line.startswith("listening") for line in self._stdout(self.server)) else 1
         else:
             done = subprocess.run(
                 ["bash", "-ec", f"set -o pipefail; {row.text}"],
@@ -310,6 +310,8 @@ def main() -> None:
         rows = json.loads(args.table.read_text(encoding="utf-8"))["rows"]
         sys.stdout.write(table([Row(**row) for row in rows]) + "\n")
         return
+    if args.folder and args.folder.exists() and not (args.out and args.out.exists()):
+        parser.error(f"{args.folder} exists: name the file of its rows with --out, or another folder")
     with tempfile.TemporaryDirectory() as temporary:
         folder = (args.folder or Path(temporary) / "snnk").resolve()
         goes_on = folder.exists()
@@ -319,7 +321,7 @@ def main() -> None:
         walked: list[Row] = []
         if goes_on:
             before = [Row(**row) for row in json.loads(args.out.read_text(encoding="utf-8"))["rows"]]
-            walked = [row for row in before if row.page not in args.pages]
+            walked = [row for row in before if row.page not in args.pages or row.text.startswith(SET_UP)]
             reader.done = {row.text for row in walked if row.kind == "bash" and row.code == 0}
         lines = blocks(folder / "README.md")
         torch = args.torch or next(line for block in lines for line in commands(block.text) if line.startswith(TORCH))
@@ -344,8 +346,11 @@ def main() -> None:
             if prepared.returncode:
                 sys.exit(f"the models and texts of the pages could not be made: {prepared.stderr[-2000:]}")
         facts |= json.loads(subprocess.run([python, "-c", FACTS], cwd=folder, capture_output=True, text=True).stdout)
-        for row in walk(reader, args.pages):
-            add(row)
+        try:
+            for row in walk(reader, args.pages):
+                add(row)
+        finally:
+            reader.close()
     failed = [row for row in walked if row.code or row.not_printed]
     sys.exit(f"{len(failed)} of {len(walked)} rows failed, or printed something else" if failed else 0)
 

@@ -224,6 +224,11 @@ def test_claims_of_glue():
     found = {c["paper"]: c for c in glue.claims(Rows(rows, **config))}
     assert not found["snnk-pooler: more features help, on large tasks"]["holds"]
     assert glue.claims(Rows([], **config)) == []
+    for score, holds in ((64.0, False), (60.0, True)):  # a start that is ahead by less than chance is not ahead
+        rows[8]["score"] = score
+        claim = next(c for c in glue.claims(Rows(rows, **config)) if "closed form (bundled)" in c["paper"])
+        assert claim["holds"] is holds and ("(a tie)" in claim["ours"]) is not holds
+        assert claim["tolerance"].endswith("points: less is a tie")
     for row in rows:
         row["pooler_trained"] = False
     rows[2]["score"] = None  # it diverged

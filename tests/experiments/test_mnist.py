@@ -80,7 +80,8 @@ def test_claims_of_mnist(tmp_path):
     assert [c["holds"] for c in table] == [False, True, True, True]
     assert table[2]["paper"].endswith("on MNIST, with a learning rate per network") and "98.50 %" in table[2]["ours"]
     mnist.plot(Rows([rows[0], row(32, 0.97, 0.08), *more], **rates)).savefig(tmp_path / "rates.png")
-    # a rate without all seeds is not compared
+    # a rate that not all seeds and networks have is not compared
     second = {**row(32, 0.97, 0.08), "seed": 1}
     table = mnist.claims(Rows([rows[0], {**rows[0], "seed": 1}, row(32, 0.97, 0.08), second, *more], **rates))
-    assert "97.00 %, MLP 98.00 %" in table[2]["ours"] and "20,000 answers" in table[2]["tolerance"]
+    assert len(table) == 2 and "20,000 answers" in table[0]["tolerance"]
+    assert len(mnist.claims(Rows([rows[0], row(32, 0.97, 0.08), more[0]], **rates))) == 2

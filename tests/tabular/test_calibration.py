@@ -79,7 +79,12 @@ def test_weights_are_repetitions():
     np.testing.assert_allclose(weighted.probabilities(scores), repeated.probabilities(scores), atol=2e-3)
     some = PlattScaling.fit(scores, labels, (times < 3).double())
     alone = PlattScaling.fit(scores[times < 3], labels[times < 3])
-    np.testing.assert_allclose(some.probabilities(scores), alone.probabilities(scores), atol=2e-3)
+    np.testing.assert_allclose(some.probabilities(scores), alone.probabilities(scores), atol=1e-10)
+    # rows without weight are no evidence against the penalty, however many there are
+    most = torch.zeros(4_060).index_fill(0, torch.arange(60), 1.0)
+    some = PlattScaling.fit(scores.repeat(68, 1)[:4_060], labels.repeat(68)[:4_060], most, floors=FLOORS)
+    alone = PlattScaling.fit(scores, labels, floors=FLOORS)
+    np.testing.assert_allclose(some.probabilities(scores), alone.probabilities(scores), atol=1e-10)
 
 
 def test_probabilities_as_labels():

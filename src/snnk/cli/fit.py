@@ -102,7 +102,10 @@ def command(
     if like is not None:
         given = [f"--{name.replace('_', '-')}" for name in OF_THE_START if _is_given(context, name)]
         if given:
-            raise ValueError(f"{like} has its own settings; leave out {', '.join(given)}, or make another start")
+            raise ValueError(
+                f"{like} has its own settings; leave out {', '.join(given)}, or make another start that has them: "
+                "--start-only in place of --stats-only and --like"
+            )
     from snnk.tabular import FitConfig, fit, prepare
 
     config = FitConfig(

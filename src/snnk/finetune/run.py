@@ -77,7 +77,8 @@ def finetune(
         resume: continue from the checkpoint of a run that was stopped.
         method: a variant of METHODS[config.method] to use in its place, with the same settings.
         shared: folder in which methods that train the head alone keep the outputs of the frozen base model, and look
-            for those of other runs with the same model and rows. Default: every run computes its own.
+            for those of other runs with the same model, rows and processor of images. Default: every run computes its
+            own.
         say: called with each line of text on the progress of the run.
         progress: called after each step, see `train`.
 

@@ -142,7 +142,7 @@ def _through(model: PreTrainedModel, data: Data, view: str, shared: Path | None)
 
 def _digest(model: PreTrainedModel, data: Data, view: str) -> str:
     """Hash of all that the outputs depend on, but for the processor of images."""
-    weights = [(name, *bits(p)) for name, p in model.base_model.named_parameters()]
+    weights = [(name, *bits(tensor.float())) for name, tensor in model.base_model.state_dict().items()]
     found = hashlib.sha256(repr((view, model.config.to_dict(), weights)).encode())
     for row in data.row_hashes():
         found.update(row)

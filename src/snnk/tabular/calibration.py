@@ -61,18 +61,20 @@ class PlattScaling:
     def fit(
         cls, scores: Tensor, labels: Tensor, weight: Tensor | None = None, floors: Sequence[float] = (0.0,)
     ) -> PlattScaling:
-        """The calibration of largest likelihood.
+        """The calibration of least penalised loss, over the floors too.
 
         Args:
             scores: (n, k), from a model that has not seen these rows.
             labels: (n,) indices of classes below k, or (n, k) probabilities of the classes.
-            weight: (n,) >= 0; only their ratios count. Default: every row counts once.
+            weight: (n,) >= 0, scaled to a mean of 1 over the rows that have one. Default: every row counts once.
             floors: those to try, `FLOORS` for scores of least squares.
         """
         scores = _matrix(scores, "scores")
         n, k = scores.shape
         target = _targets(labels, n, k)
         weight = _weights(weight, n, scores)
+        seen = weight > 0
+        scores, target, weight = scores[seen], target[seen], weight[seen] * (float(seen.sum()) / n)
         return min((cls._fit(scores, target, weight, floor) for floor in floors), key=lambda pair: pair[0])[1]
 
     @classmethod

@@ -6,7 +6,8 @@ first final row, and the other seeds are trained with its rate. Seeds differ in 
 drawn, those for validation, features, batches and dropout. The test rows are evaluated once per run and choose nothing.
 
 Every run has a process of its own with one thread, as many at a time as torch has threads, so that its time and its
-peak memory are its own. Runs of methods that train the head alone share the outputs of the frozen base model.
+peak memory are its own. Runs of methods that train the head alone share the outputs of the frozen base model: the first
+of them computes these, and the peak memory of the others leaves the base model out.
 """
 
 from __future__ import annotations
