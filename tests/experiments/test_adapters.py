@@ -71,6 +71,11 @@ def test_comparisons_of_pairs_share_the_rows_of_single_texts():
     tasks, methods = ("cola", "stsb"), ("snnk-tuned", f"lora{adapters.PAIRS}", adapters.FIRST)
     cells = adapters.cells(adapters.Config(tasks=tasks, methods=methods))
     assert cells == [("cola", "snnk-tuned", 8), *(("stsb", method, 8) for method in methods)]
+    few = [equal_size("snnk-tuned", "cola", 20.0), equal_size("lora", "cola", 21.0), equal_size("lora", "stsb", 70.0)]
+    few.append(equal_size(adapters.FIRST, "stsb", 80.0))
+    (axes,) = adapters.plot(Rows(few, seed=0)).axes
+    # on cola, the first method is the plain one
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == [f"{adapters.FIRST} (78)", "lora (78)"]
     rows = [equal_size("snnk-tuned", "cola", score, seed) for seed, score in enumerate((20.0, 20.2))]
     rows += [equal_size("lora", "cola", 20.0, seed) for seed in (0, 1)]
     rows += [

@@ -218,6 +218,8 @@ def test_claims_of_glue():
         first["ours"] == "snnk-pooler 35.00 (10 trained), pooler 30.00 (10 trained); some, 2 seeds"
         and first["tolerance"] == "4.1 points: less is a tie"
     )
+    more = glue.claims(Rows([*rows, table_row("cola", "snnk-pooler", 0.0, 1024)], **config))
+    assert first in more  # the row is of the ablation alone, although a bundled head has as many features
     few = found["snnk-pooler: more features help, on large tasks"]
     assert few["ours"] == "cola, 128: 20.00, 512: 35.00" and few["tolerance"] == "4.2 points: less is a tie"
     rows[-1]["score"] = 34.0

@@ -153,10 +153,17 @@ def scores(results: Results, methods: Sequence[str] = ()) -> dict[str, float]:
 
 
 def plot(results: Results) -> Figure:
-    """The mean over tasks, and one point per task and seed."""
+    """The mean over tasks, and one point per task and seed, for the tasks and seeds that all methods have.
+
+    A method is left out if it lacks tasks that its variant with comparisons of texts has.
+    """
     from matplotlib.figure import Figure
 
-    found, means = finals(results), scores(results)
+    def tasks(method: str) -> set[str]:
+        return {task for task, _ in finals(results, (method,)).get(method, {})}
+
+    methods = [m for m in {r["method"]: 0 for r in results} if not tasks(m) < tasks(f"{m}{PAIRS}")]
+    found, means = finals(results, methods), scores(results, methods)
     # the last task's count, as tasks differ in their numbers of classes
     trained = {r["method"]: r["trained"] for r in results if r.get("trained")}
     names = {method: f"{method} ({trained[method]:,})" for method in means if method in trained}

@@ -125,9 +125,8 @@ def _trained_pooler(model: str) -> bool:
 
 def _table(results: Results) -> list[Row]:
     """The final rows, without those of other numbers of features."""
-    config = results.config
-    sizes = {config["pooler_features"], config["bundled_features"], None}
-    return [r for r in chosen(results, config["seed"]) if r["features"] in sizes]
+    known = Config.of(results.config)
+    return [r for r in chosen(results, known.seed) if r["features"] == known.features(r["method"])]
 
 
 def _curve(results: Results) -> dict[int, list[Row]]:
