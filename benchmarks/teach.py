@@ -130,7 +130,7 @@ def summary(results: Results) -> str:
     for teacher, features in dict.fromkeys((row["teacher"], row["student"]) for row in results):
         rows = [row for row in results if (row["teacher"], row["student"]) == (teacher, features)]
         shown = [f"{n.replace('_', ' ')} {np.mean([row[n] for row in rows]):.4g}" for n in FIGURES if n in rows[0]]
-        lines.append(f"{teacher}, {features} features: {', '.join(shown)}, {len(rows)} seeds\n")
+        lines.append(f"{teacher}, {features} features: {', '.join(shown)}, {len(rows)} seed{'s' * (len(rows) > 1)}\n")
     return "".join(lines)
 
 

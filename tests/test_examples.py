@@ -149,6 +149,18 @@ def test_classes_and_scores_over_http_are_those_of_the_model(alone, tmp_path, la
         assert list(found["probabilities"][0]) == ["class 0", "class 1", "class 2"]
 
 
+def test_a_failure_of_the_model_is_not_the_fault_of_the_client(served, alone, tmp_path):
+    shutil.copytree(served[1], tmp_path / "long")
+    for name in ("config.json", "tokenizer_config.json"):  # without limits, texts are longer than the model takes
+        for path in (tmp_path / "long").rglob(name):
+            found = json.loads(path.read_text())
+            path.write_text(json.dumps({**found, "max_position_embeddings": None, "model_max_length": None}))
+    with serving(tmp_path / "long", alone) as ask:
+        with pytest.raises(urllib.error.HTTPError, match="500"):
+            ask(json.dumps({"texts": [" ".join(make_texts(200))]}).encode())
+        assert ask(b'{"texts": ["a text"]}').keys() == {"vectors"}
+
+
 def test_a_model_of_tokens_is_not_served_as_a_classifier(alone, tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -144,7 +144,7 @@ class Reader:
         self.server: subprocess.Popen[str] | None = None
 
     def run(self, page: str, block: Block) -> Iterator[Row]:
-        """Paste a block; yields a row per command, or one of a block of Python."""
+        """Paste a block; yields a row per command, or one row for a block of Python."""
         if block.kind == "python":
             yield self._python(Row(page, block.line, "python", _first_line(block.text)), block)
         elif block.kind == "bash":
@@ -261,18 +261,20 @@ def set_up(reader: Reader, torch: str) -> Iterator[Row]:
 
 def walk(reader: Reader, pages: list[str]) -> Iterator[Row]:
     """Paste all blocks of these pages."""
-    for page in pages:
-        rows: list[Row] = []
-        for block in blocks(reader.folder / page):
-            if block.kind == "text":
-                if rows and all(row.code is not None for row in rows):
-                    rows[-1].not_printed += missing(block.text, reader.said)
-                continue
+    try:
+        for page in pages:
+            rows: list[Row] = []
+            for block in blocks(reader.folder / page):
+                if block.kind == "text":
+                    if rows and all(row.code is not None for row in rows):
+                        rows[-1].not_printed += missing(block.text, reader.said)
+                    continue
+                yield from rows
+                rows = list(reader.run(page, block))
             yield from rows
-            rows = list(reader.run(page, block))
-        yield from rows
-        reader.new_page()
-    reader.close()
+            reader.new_page()
+    finally:
+        reader.close()
 
 
 def table(rows: list[Row]) -> str:
@@ -346,11 +348,8 @@ def main() -> None:
             if prepared.returncode:
                 sys.exit(f"the models and texts of the pages could not be made: {prepared.stderr[-2000:]}")
         facts |= json.loads(subprocess.run([python, "-c", FACTS], cwd=folder, capture_output=True, text=True).stdout)
-        try:
-            for row in walk(reader, args.pages):
-                add(row)
-        finally:
-            reader.close()
+        for row in walk(reader, args.pages):
+            add(row)
     failed = [row for row in walked if row.code or row.not_printed]
     sys.exit(f"{len(failed)} of {len(walked)} rows failed, or printed something else" if failed else 0)
 

@@ -7,7 +7,7 @@ import transformers as hf
 from snnk.finetune import finetune
 from snnk.finetune import run as running
 from snnk.finetune.data import Data, encode_texts
-from snnk.finetune.trunk import _find_view, run_trunk, without_trunk
+from snnk.finetune.trunk import _digest, _find_view, run_trunk, without_trunk
 from snnk.hf import replace_pooler_
 from snnk.hf.classify.means import pool_means_
 from snnk.hf.classify.sites import POOLERS
@@ -241,3 +241,16 @@ def test_every_step_runs_the_base_model_where_it_must(root, tmp_path, monkeypatc
     finetune(make_config(root, tmp_path / "out", **{"epochs": 1, **options}))
     with pytest.raises(ZeroDivisionError):
         finetune(make_config(root, tmp_path / "other", max_steps=5))
+
+
+def test_shared_outputs_are_told_apart_by_weights_buffers_and_rows():
+    model = hf.ResNetForImageClassification(
+        hf.ResNetConfig(num_channels=1, hidden_sizes=[4], depths=[1], layer_type="basic")
+    )
+    rows = [Data([[i]], torch.tensor([0]), lambda part: {}, [1]) for i in (1, 2)]
+    found = [_digest(model, rows[0], "first"), _digest(model, rows[1], "first"), _digest(model, rows[0], "last")]
+    for name, tensor in (*model.base_model.named_buffers(), *model.base_model.named_parameters()):
+        if name.endswith(("0.normalization.running_mean", "0.normalization.weight")):
+            tensor.data += 1
+            found.append(_digest(model, rows[0], "first"))
+    assert len(found) > 4 and len(set(found)) == len(found)

@@ -162,7 +162,7 @@ def plot(results: Results) -> Figure:
     def tasks(method: str) -> set[str]:
         return {task for task, _ in finals(results, (method,)).get(method, {})}
 
-    methods = [m for m in {r["method"]: 0 for r in results} if not tasks(m) < tasks(f"{m}{PAIRS}")]
+    methods = [m for m in dict.fromkeys(r["method"] for r in results) if not tasks(m) < tasks(f"{m}{PAIRS}")]
     found, means = finals(results, methods), scores(results, methods)
     # the last task's count, as tasks differ in their numbers of classes
     trained = {r["method"]: r["trained"] for r in results if r.get("trained")}

@@ -114,7 +114,7 @@ class FeatureMap(nn.Module):
         return cls(**config, **place)
 
     def train_directions_(self) -> FeatureMap:
-        """Make a trained parameter of the projection; psi is then an estimate only until the first step.
+        """Make the projection a trained parameter. Once it is trained, phi . psi no longer estimates a layer.
 
         Example:
             >>> from snnk.maps import make_feature_map
