@@ -18,13 +18,18 @@ def test_mnist_resumes_and_reads_real_files(run, tmp_path, digits, monkeypatch):
     path = tmp_path / "out" / "mnist.json"
     stored = json.loads(path.read_text())
     assert stored["source"] == {"model": "", "data": "real"} and digits.data_dir not in path.read_text()
-    assert [(r["network"], r["seed"]) for r in stored["rows"]] == [("MLP", 0), ("MLP", 1), ("SNNK", 0), ("SNNK", 1)]
+    assert [(r["network"], r["seed"]) for r in stored["rows"]] == [
+        *(("MLP", 0), ("MLP", 1), ("SNNK", 0), ("SNNK", 1)),
+        *(("no such layer", 0), ("no such layer", 1)),
+    ]
     stored["rows"] = stored["rows"][:3]
-    stored["rows"][0]["test_accuracy"] = -1.0
+    stored["rows"][0]["test_accuracy"] = 0.123
     path.write_text(json.dumps(stored))
     assert run(*args, "--seeds", "2")[0] == 0
     again = json.loads(path.read_text())["rows"]
-    assert len(again) == 4 and again[0]["test_accuracy"] == -1.0
+    assert len(again) == 6 and again[0]["test_accuracy"] == 0.123
+    assert again[4]["trained"] < again[2]["trained"]
+    again = again[:4]
     # rows without trained directions, and from before rows had a learning rate, are kept by a run with both
     for r in again:
         del r["learning_rate"]
@@ -35,6 +40,7 @@ def test_mnist_resumes_and_reads_real_files(run, tmp_path, digits, monkeypatch):
     assert more[:4] == again
     assert [(r["network"], r["learning_rate"]) for r in more[4:]] == [
         ("SNNK, trained directions", 1e-3),
+        ("no such layer", 1e-3),
         ("MLP", 1e-4),
         ("SNNK", 1e-4),
     ]
@@ -73,6 +79,13 @@ def test_claims_of_mnist(tmp_path):
     assert table[:2] == mnist.claims(Rows(rows[:3], **PAPER)) and len(table) == 4
     assert table[2]["paper"].endswith("on MNIST, with trained directions") and "99.00 %" in table[2]["ours"]
     mnist.plot(Rows([*rows[:3], directions], **PAPER)).savefig(tmp_path / "directions.png")
+    without = {**row(None, 0.979, 0.02), "network": "no such layer"}
+    table = mnist.claims(Rows([*rows[:3], without], **PAPER))
+    assert table[:2] == mnist.claims(Rows(rows[:3], **PAPER)) and len(table) == 3 and not table[2]["holds"]
+    assert "MLP 98.00 %, without the layer 97.90 % (a tie)" in table[2]["ours"]
+    better = {**without, "test_accuracy": 0.97}
+    assert mnist.claims(Rows([*rows[:3], better], **PAPER))[2]["holds"]
+    mnist.plot(Rows([*rows[:3], without], **PAPER)).savefig(tmp_path / "without.png")
     # the validation rows choose the lower rate for SNNK and the paper's for the MLP; the test rows choose nothing
     rates = {**PAPER, "other_rates": (3e-4,)}
     more = [row(None, 0.99, 0.2, 3e-4, validation=0.2), row(32, 0.985, 0.01, 3e-4, validation=0.09)]

@@ -51,6 +51,7 @@ def mlp(
     seed: int,
     *,
     train_directions: bool = False,
+    without: bool = False,
 ) -> nn.Module:
     """Three layers with ReLU and dropout. With `num_features`, an SNNK layer replaces the middle one and its ReLU.
 
@@ -60,8 +61,12 @@ def mlp(
         config: has `feature_map` and `dropout`.
         seed: of the feature map.
         train_directions: train the projection of the feature map too.
+        without: leave the middle layer out.
     """
     inputs, first, width, classes = sizes
+    dropout = nn.Dropout(config.dropout)
+    if without:
+        return nn.Sequential(nn.Linear(inputs, first), nn.ReLU(), dropout, nn.Linear(first, classes))
     if num_features is None:
         middle: list[nn.Module] = [nn.Linear(first, width), nn.ReLU()]
     else:
@@ -69,7 +74,6 @@ def mlp(
         if train_directions:
             layer.feature_map.train_directions_()
         middle = [layer]
-    dropout = nn.Dropout(config.dropout)
     return nn.Sequential(nn.Linear(inputs, first), nn.ReLU(), dropout, *middle, dropout, nn.Linear(width, classes))
 
 
