@@ -11,14 +11,16 @@ from snnk.hf.classify.means import read_layers
 from helpers.tuning import make_config
 
 
-def test_it_reads_four_layers_in_one_pass_and_takes_no_step(root, tmp_path):
+def test_it_reads_neurons_in_one_pass_and_takes_no_step(root, tmp_path):
     said = []
     done = finetune(
         make_config(root, tmp_path / "out", method="closed-form", pooling=None, epochs=None), say=said.append
     )
-    found, depth = done.metrics, done.model.config.num_hidden_layers
-    assert found["training"]["steps"] == 0 and found["config"]["pooling"] == "layers"
-    assert done.model.classifier.in_features == len(read_layers(depth)) * done.model.config.hidden_size
+    found, config = done.metrics, done.model.config
+    depth = config.num_hidden_layers
+    assert found["training"]["steps"] == 0 and found["config"]["pooling"] == "neurons"
+    neurons, states = depth * config.intermediate_size, len(read_layers(depth)) * config.hidden_size
+    assert done.model.classifier.in_features == neurons + states
     assert found["scores"]["validation"]["accuracy"] > 0.6  # of two classes
     start = found["classifier_start"]
     assert start["rows"] == found["data"]["rows"]["train"] and start["seconds"] > 0 and start["offset"] == 0.0

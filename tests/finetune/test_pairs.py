@@ -56,7 +56,9 @@ def tuned(home, pairs):
 
 def test_comparisons_tell_equal_words_from_others_and_means_of_all_tokens_do_not(home, pairs, tuned, tmp_path):
     found = tuned.metrics
-    assert found["config"]["pooling"] == "pairs" and tuned.model.classifier.in_features == 2 * 2 * 16
+    layers, width = tuned.model.config.num_hidden_layers, tuned.model.config.intermediate_size
+    assert found["config"]["pooling"] == "neuron-pairs"
+    assert tuned.model.classifier.in_features == 2 * (2 * 16 + layers * width)
     options = {"method": "closed-form", "pooling": "layers", "train": pairs, "epochs": None, **COLUMNS}
     means = finetune(make_config(home, tmp_path / "means", **options)).metrics
     accuracy = [found["scores"]["validation"]["accuracy"] for found in (found, means)]
@@ -83,8 +85,10 @@ def test_exports_are_the_model(home, pairs, tuned, tmp_path, quick):
     assert (tmp_path / "served" / "onnx" / "model.onnx").exists() and report["outputs"] == ["logits"]
 
 
-def test_adapters_are_trained_on_comparisons(home, pairs, tmp_path):
-    config = make_config(home, tmp_path / "out", method="snnk", pooling="pairs", train=pairs, num_features=4, **COLUMNS)
+@pytest.mark.parametrize("pooling", ["pairs", "neuron-pairs"])
+def test_adapters_are_trained_on_comparisons(home, pairs, tmp_path, pooling):
+    options = {"pooling": pooling, "train": pairs, "num_features": 4, **COLUMNS}
+    config = make_config(home, tmp_path / "out", method="snnk", **options)
     done = finetune(config)
     model, tokenizer = load(tmp_path / "out")
     batch = tokenizer(["w1 w2", "w3"], ["w2 w1", "w4 w5 w6"], padding=True, return_tensors="pt")
@@ -96,11 +100,12 @@ def test_adapters_are_trained_on_comparisons(home, pairs, tmp_path):
     ("encoder", "options", "pooling"),
     [
         (True, {}, "mean"),
-        (True, {"method": "closed-form", "epochs": None}, "layers"),
+        (True, {"method": "closed-form", "epochs": None}, "neurons"),
+        (True, {"method": "closed-form", "epochs": None, **COLUMNS}, "neuron-pairs"),
         (True, COLUMNS, "pairs"),
         (True, {"method": "snnk-pooler", "num_features": 8}, "model"),
         (False, COLUMNS, "model"),
-        (False, {"method": "closed-form", "epochs": None, **COLUMNS}, "layers"),
+        (False, {"method": "closed-form", "epochs": None, **COLUMNS}, "neurons"),
     ],
 )
 def test_sentence_encoders_have_means_or_comparisons_by_default(root, home, pairs, tmp_path, encoder, options, pooling):
@@ -120,8 +125,9 @@ def test_rows_whose_second_text_cannot_be_found_are_refused(root, home, pairs, t
     file.write_text(file.read_text().replace('"type_id": 1', '"type_id": 0').replace('"type_id":1', '"type_id":0'))
     with pytest.raises(ValueError, match=r"found no second text: all token_type_ids .* Use pooling 'layers'"):
         finetune(make_config(tmp_path, tmp_path / "zeros", pooling="pairs", **options))
-    with pytest.raises(ValueError, match="'pairs' compares two texts, and the rows have one"):
-        finetune(make_config(home, tmp_path / "single", pooling="pairs"))
+    for pooling, other in (("pairs", "layers"), ("neuron-pairs", "neurons")):
+        with pytest.raises(ValueError, match=f"'{pooling}' compares two texts, and the rows have one: .* '{other}'"):
+            finetune(make_config(home, tmp_path / "single", pooling=pooling))
     assert not any((tmp_path / name).exists() for name in ("untyped", "zeros", "single"))
     for folder in (root, tmp_path):  # what the messages advise
         finetune(make_config(folder, tmp_path / f"layers-{folder.name}", pooling="layers", **options))

@@ -1,6 +1,8 @@
 """The masked mean before the classifier, and folders that must not load without it."""
 
+import copy
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -8,7 +10,15 @@ import transformers
 from peft import AutoPeftModelForSequenceClassification
 
 from snnk.finetune import finetune, load
-from snnk.hf.classify.means import LayersPooled, MeanPooled, PairsPooled, pool_means_
+from snnk.hf import bundle_, replace_ffn_
+from snnk.hf.classify.means import (
+    LayersPooled,
+    MeanPooled,
+    NeuronPairsPooled,
+    NeuronsPooled,
+    PairsPooled,
+    pool_means_,
+)
 from snnk.hf.models import class_of
 
 from helpers.processes import run_code
@@ -24,7 +34,15 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("loader", [MeanPooled, LayersPooled])
+class Neurons(list):
+    """The outputs of the first half of every feed-forward block of a base model, in the last pass."""
+
+    def __init__(self, base):
+        for layer in base.encoder.layer:
+            layer.intermediate.register_forward_hook(lambda module, args, output: self.append(output))
+
+
+@pytest.mark.parametrize("loader", [MeanPooled, LayersPooled, NeuronsPooled])
 @pytest.mark.parametrize("kind", KINDS)
 def test_pooling_is_a_masked_mean(kind, loader, tmp_path):
     folder = save(kind, tmp_path / "base", num_labels=2, num_hidden_layers=3)
@@ -32,11 +50,12 @@ def test_pooling_is_a_masked_mean(kind, loader, tmp_path):
     ids, mask = torch.randint(3, 43, (2, 6)), torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]])
     base = getattr(kind.from_pretrained(folder), model.base_model_prefix).eval()
     classifier = getattr(model.classifier, "out_proj", model.classifier)
-    layers = [3] if loader is MeanPooled else [1, 2, 3]
+    layers, neurons = [3] if loader is MeanPooled else [1, 2, 3], Neurons(base)
 
     def states(**inputs):
+        neurons.clear()
         found = base(ids, output_hidden_states=True, **inputs).hidden_states
-        return torch.cat([found[i] for i in layers], -1)
+        return torch.cat([*(neurons if loader is NeuronsPooled else []), *(found[i] for i in layers)], -1)
 
     with torch.no_grad():
         hidden = states(attention_mask=mask)
@@ -51,18 +70,20 @@ def test_pooling_is_a_masked_mean(kind, loader, tmp_path):
 
 
 def apart(base, ids, layers):
-    """Means of the hidden states of one text, whose first token attends to itself alone, in some layers."""
+    """Means of one text, whose first token attends to itself alone: of its neurons, and of some hidden states."""
     tokens = len(ids)
     mask = torch.zeros(1, 1, tokens, tokens)
     mask[:, :, 0, 1:] = torch.finfo(torch.float32).min
+    neurons = Neurons(base)
     found = base(torch.tensor([ids]), attention_mask=mask, output_hidden_states=True).hidden_states
-    return [found[i][0, 1:].mean(0) for i in layers]
+    return [part[0, 1:].mean(0) for part in neurons], [found[i][0, 1:].mean(0) for i in layers]
 
 
+@pytest.mark.parametrize("loader", [PairsPooled, NeuronPairsPooled])
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_texts_are_read_apart_and_compared(kind, tmp_path):
+def test_two_texts_are_read_apart_and_compared(kind, loader, tmp_path):
     folder = save(kind, tmp_path / "base", num_labels=3, num_hidden_layers=3, eos_token_id=2, pad_token_id=0)
-    model = PairsPooled.from_pretrained(folder, ignore_mismatched_sizes=True).eval()
+    model = loader.from_pretrained(folder, ignore_mismatched_sizes=True).eval()
     base = getattr(kind.from_pretrained(folder), model.base_model_prefix).eval()
     classifier = getattr(model.classifier, "out_proj", model.classifier)
     for network in (base, model.base_model):  # MPNet's further positions count within the whole row
@@ -76,7 +97,9 @@ def test_two_texts_are_read_apart_and_compared(kind, tmp_path):
     types = {"token_type_ids": ((torch.arange(ids.shape[1]) > len(first)) & mask.bool()).long()} if bert else {}
     with torch.no_grad():
         found = model(ids, attention_mask=mask, **types)
-        parts = zip(apart(base, [3, *first], [1, 2, 3]), apart(base, [3, *second], [1, 2, 3]), strict=True)
+        read = [apart(base, [3, *text], [1, 2, 3]) for text in (first, second)]
+        means = [[*(neurons if loader is NeuronPairsPooled else []), *states] for neurons, states in read]
+        parts = zip(*means, strict=True)
         features = torch.cat([part for u, v in parts for part in ((u - v).abs(), u * v)])
         torch.testing.assert_close(found.logits[0], classifier(features), atol=1e-5, rtol=1e-5)
         keep = int(mask.sum())
@@ -87,20 +110,59 @@ def test_two_texts_are_read_apart_and_compared(kind, tmp_path):
         seen = []
         classifier.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
         model(same, **kinds)
-        assert seen[0].reshape(3, 2, -1)[:, 0].abs().max() < 1e-5 < seen[0].abs().max()  # |u - v| of equal texts
+        (last,) = seen[0][:, -3 * 2 * 16 :].reshape(3, 2, 16).unbind(1)[:1]  # |u - v| of the hidden states
+        assert last.abs().max() < 1e-5 < seen[0].abs().max()  # of equal texts
     with pytest.raises(ValueError, match="finds the second text by tokens: give input_ids"):
         model(inputs_embeds=torch.randn(1, 4, 16))
     assert found.hidden_states is None
     model.save_pretrained(tmp_path / "saved")
-    again = PairsPooled.from_pretrained(tmp_path / "saved").eval()
+    again = loader.from_pretrained(tmp_path / "saved").eval()
     assert torch.equal(again(ids, attention_mask=mask, **types).logits, found.logits)
-    assert class_of(again.config).__name__ == f"PairsPooled{kind.__name__}"
+    assert class_of(again.config).__name__ == f"{loader.__name__}{kind.__name__}"
 
 
+@pytest.fixture
+def neurons(tmp_path):
+    folder = save(KINDS[0], tmp_path / "base", num_labels=2, num_hidden_layers=2)
+    return NeuronsPooled.from_pretrained(folder, ignore_mismatched_sizes=True).eval()
+
+
+def test_threads_and_copies_do_not_mix_their_neurons(neurons):
+    """A server may answer several requests at once with one model."""
+    copied = copy.deepcopy(neurons)
+    batches = [torch.randint(3, 43, (2, 4 + i % 5), generator=torch.Generator().manual_seed(i)) for i in range(40)]
+    with torch.inference_mode():
+        alone = [neurons(ids).logits for ids in batches]
+        neurons.bert.encoder.layer[0].output.dense(torch.randn(1, 3, 32))  # a block by itself leaves nothing behind
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda i: (neurons, copied)[i % 2](batches[i]).logits, range(40)))
+    for exact, logits in zip(alone, found, strict=True):
+        torch.testing.assert_close(logits, exact, atol=1e-6, rtol=1e-6)
+
+
+def test_a_failed_pass_leaves_nothing_to_the_next(neurons):
+    ids = torch.randint(3, 43, (2, 5))
+    with torch.inference_mode():
+        exact = neurons(ids).logits
+        handle = neurons.bert.encoder.layer[1].register_forward_pre_hook(lambda module, args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            neurons(ids)
+        handle.remove()
+        assert torch.equal(neurons(ids).logits, exact)
+
+
+def test_blocks_that_were_replaced_have_no_neurons(neurons):
+    replace_ffn_(neurons, "top-1", num_features=4)
+    bundle_(neurons)
+    with pytest.raises(ValueError, match=r"'neurons' reads 2 feed-forward blocks, of which 1 were run"):
+        neurons(torch.randint(3, 43, (2, 5)))
+
+
+@pytest.mark.parametrize("pooling", ["layers", "neurons"])
 @pytest.mark.parametrize("method", ["linear-probe", "lora", "snnk"])
-def test_a_model_that_reads_layers_is_saved_and_loaded(root, tmp_path, method):
+def test_a_model_that_reads_layers_is_saved_and_loaded(root, tmp_path, method, pooling):
     features = None if method == "linear-probe" else 2
-    config = make_config(root, tmp_path / "out", method=method, pooling="layers", num_features=features)
+    config = make_config(root, tmp_path / "out", method=method, pooling=pooling, num_features=features)
     done = finetune(config)
     assert done.model.get_submodule("classifier") is not None
     model, tokenizer = load(tmp_path / "out")

@@ -8,7 +8,7 @@ from snnk import _checks
 from snnk.finetune.methods import METHODS
 from snnk.finetune.settings import TrainingSettings
 
-POOLING = ("model", "mean", "layers", "pairs")
+POOLING = ("model", "mean", "layers", "pairs", "neurons", "neuron-pairs")
 STARTS = ("closed-form", "random")
 TASKS = ("auto", "regression", "classification")
 
@@ -29,9 +29,10 @@ class FinetuneConfig:
         task: "regression" if labels are numbers, "classification" if they are classes. Default: "auto", where labels
             with a decimal point are numbers.
         pooling: "model"; or "mean" of all tokens, for encoders whose pooler was never trained; or "layers", the means
-            of four layers side by side; or "pairs", for sentence encoders and pairs of texts, which are read apart and
-            compared in four layers. Default: "mean" ("layers" for closed-form) or "pairs" for
-            folders of sentence-transformers, else the method's own, "model" or "layers".
+            of four layers side by side; or "neurons", these and the means of the neurons of all feed-forward blocks;
+            or, for pairs of texts, which are read apart and compared, "pairs" of four layers and "neuron-pairs".
+            Default: for folders of sentence-transformers "mean" or "pairs", and with closed-form "neurons" or
+            "neuron-pairs"; else the method's own, "model" or "neurons".
         num_features: number of features, adapter size or rank.
         layers: the layers that get adapters, by default all, or those whose feed-forward blocks `uptrain` replaces, by
             default the upper half: "all", "top-6" or "3,4,5". Frozen layers of an encoder below the first adapter are
@@ -111,6 +112,10 @@ class FinetuneConfig:
             parse_layers(self.layers)
         if method.own_pooler and self.pooling not in (None, "model"):
             raise ValueError(f"method {self.method!r} replaces the model's own pooler: use it with pooling 'model'")
+        if method.replaces_blocks and str(self.pooling).startswith("neuron"):
+            raise ValueError(
+                f"method {self.method!r} replaces the blocks whose neurons pooling {self.pooling!r} reads: use 'layers'"
+            )
         self.settings(images=False, large=False)
 
     def settings(self, *, images: bool, large: bool) -> TrainingSettings:

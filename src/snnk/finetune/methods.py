@@ -75,6 +75,7 @@ class Method:
         own_pooler: whether the method replaces the model's pooler, which must then be in use.
         head_only: whether everything that is trained is behind the base model, or its pooler. The base model is then
             run once.
+        replaces_blocks: whether the method replaces feed-forward blocks, whose neurons are then gone.
         layered: whether `layers` chooses some layers of the model.
         closed_form: whether the start of the classifier is fitted to all rows that closed forms may use, instead of
             the smaller number that is enough for a start. For heads on many features.
@@ -91,6 +92,7 @@ class Method:
     pooling: str = "model"
     own_pooler: bool = False
     head_only: bool = False
+    replaces_blocks: bool = False
     layered: bool = False
     closed_form: bool = False
 
@@ -355,6 +357,7 @@ METHODS: dict[str, Method] = {
         features=8,
         settings={"learning_rate": 5e-5, "schedule": "linear", "weight_decay": 0.1, **CLIP},
         images={"weight_decay": 1e-3, "clip": None},
+        replaces_blocks=True,
         layered=True,
         large={"weight_decay": 1e-4, "clip": None},
     ),
@@ -371,10 +374,10 @@ METHODS: dict[str, Method] = {
     "bitfit": Method("biases only", wrap=bitfit),
     "ia3": Method("scales of keys, values and feed-forward blocks", wrap=ia3, settings={"learning_rate": 3e-3}),
     "closed-form": Method(
-        "the classifier alone, solved in one pass without backpropagation, on means over tokens in four layers",
+        "the classifier alone, solved in one pass without backpropagation, on means over tokens of the model's neurons",
         wrap=linear_probe,
         settings={"max_steps": 0},
-        pooling="layers",
+        pooling="neurons",
         head_only=True,
         closed_form=True,
     ),

@@ -34,9 +34,10 @@ from snnk.finetune.scores import OFFSET, best_offset
 from snnk.finetune.settings import TrainingSettings
 from snnk.finetune.trainer import Progress, Trained, evaluate, peak_memory, train
 from snnk.finetune.trunk import run_trunk, without_trunk
-from snnk.hf.classify.heads import find_classifier, fit_classifier_
-from snnk.hf.classify.means import MEAN_TYPES, POOLED, second_text
+from snnk.hf.classify.heads import find_classifier, fit_classifier_, wide_rows
+from snnk.hf.classify.means import MEAN_TYPES, POOLED, READINGS, second_text
 from snnk.hf.classify.poolers import HeadReport
+from snnk.hf.classify.standardised import StandardisedLinear
 from snnk.hf.folders import find_folder, find_transformer, makes_vectors
 from snnk.hf.models import has_bfloat16, load_processor, quiet, read_config, set_padding
 
@@ -44,6 +45,7 @@ LARGE = 50_000  # rows from which on a data set is large, for the settings of a 
 FIT_ROWS = 20_000  # most rows for a closed form
 START_ROWS, PER_FEATURE = 2000, 5  # rows, or rows per feature if that is more, for a closed form that training improves
 FIT_BATCH = 64
+PAIRED = [name for name, reading in READINGS.items() if reading.pairs]
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def _finetune(
             start_bits = [total for p in base.parameters() for total in bits(p)]
             if not images:
                 set_padding(base, processor)
-            if config.pooling == "pairs":
+            if config.pooling in PAIRED:
                 _check_second_texts(base, inputs.train)
             rows, validation, test = inputs.train, inputs.validation, inputs.test
             setup = Setup(
@@ -255,10 +257,17 @@ def _pooling(config: FinetuneConfig, method: Method, images: bool, pairs: bool) 
     if found is None:
         found = "model" if images else method.pooling
         encoder = not images and not method.own_pooler and makes_vectors(find_folder(config.model))
-        if encoder and read_config(config.model).model_type in MEAN_TYPES:
-            found = "pairs" if pairs else "mean" if found == "model" else found
-    if found == "pairs" and not pairs:
-        raise ValueError("pooling 'pairs' compares two texts, and the rows have one: name text_pair, or use 'layers'")
+        known = not images and read_config(config.model).model_type in MEAN_TYPES
+        if found == "neurons" and not known:
+            found = "layers"
+        elif encoder and known:
+            paired = {"neurons": "neuron-pairs"}.get(found, "pairs")
+            found = paired if pairs else "mean" if found == "model" else found
+    if found in PAIRED and not pairs:
+        single = "neurons" if READINGS[found].neurons else "layers"
+        raise ValueError(
+            f"pooling {found!r} compares two texts, and the rows have one: name text_pair, or use {single!r}"
+        )
     return found
 
 
@@ -328,7 +337,11 @@ def _start(
     began = time.perf_counter()
     classifier = find_classifier(model)
     rows = max(START_ROWS, PER_FEATURE * classifier.in_features)
-    fit = fit_classifier_(model, setup.batches(FIT_ROWS if method.closed_form or settings.max_steps == 0 else rows))
+    if isinstance(classifier, StandardisedLinear):
+        rows = wide_rows(classifier.in_features)
+    elif method.closed_form or settings.max_steps == 0:
+        rows = FIT_ROWS
+    fit = fit_classifier_(model, setup.batches(rows))
     say(f"the classifier {'has' if settings.max_steps == 0 else 'starts from'} its closed form: {fit}")
     offset = 0.0
     if settings.max_steps == 0 and metric in OFFSET and fit.left_out is not None and fit.left_out[0].shape[1] == 2:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from snnk.experiments.lab import protocol
-from snnk.experiments.lab.protocol import DRAWN, PAIRS, Protocol
+from snnk.experiments.lab.protocol import DRAWN, LAYERS, NEURONS, PAIRS, Protocol
 from snnk.experiments.lab.records import Results
 from snnk.experiments.lab.tuning import course, have_ended
 
@@ -83,6 +83,9 @@ def test_pairs_have_rows_and_a_pooling_of_their_own(files):
     assert {name: row["pooling"] for name, row in found.items()} == {"snnk": "mean", f"snnk{PAIRS}": "pairs"}
     one, two = (row["trained"] for row in found.values())
     assert two > one  # the classifier reads four times as many numbers, or more
+    more = [(task, f"closed-form{end}") for task in ("cola", "stsb") for end in ("", LAYERS, NEURONS)]
+    read = [protocol.measure(key_of(task, name, None), config, files)["pooling"] for task, name in more]
+    assert read == ["neurons", "layers", "neurons", "neurons", "pairs", "neuron-pairs"]
 
 
 def test_a_training_that_diverges_is_a_row_without_figures(files):

@@ -31,6 +31,8 @@ Cell = tuple[str, str, int | None]  # task, method, number of features
 UNTRAINED = ("bundled-solved", "closed-form")
 DRAWN = ", random start"  # ends the name of a method whose classifier does not start from its closed form
 PAIRS = ", pairs"  # ends the name of a method whose classifier compares the two texts of a row
+LAYERS, NEURONS = ", four layers", ", neurons"  # end names of methods whose classifiers read more than the last layer
+READ = {PAIRS: ("mean", "pairs"), LAYERS: ("layers", "pairs"), NEURONS: ("neurons", "neuron-pairs")}  # of one text, two
 TAKEN = ("epochs", "patience", "batch_size", "schedule", "dropout", "max_length")  # fields of FinetuneConfig
 SLOWER = {"full": 0.01}  # factors on the learning rates, where all parameters are trained
 
@@ -223,13 +225,14 @@ def measure(key: Row, config: Protocol, files: Mapping[str, str], shared: Path |
     """The row of one run, with scores in percent on validation rows and test rows; None for them if it diverged."""
     from snnk.finetune.methods import METHODS
 
-    name, glue = key["method"].removesuffix(DRAWN).removesuffix(PAIRS), "data_dir" in files
+    name, glue = key["method"].partition(", ")[0], "data_dir" in files
     base, variant = variants().get(name, (name, None))
     options: dict[str, Any] = {field: value for field, value in asdict(config).items() if field in TAKEN}
     options |= {"glue": key["task"]} if glue else {}
     options["pooling"] = None if name in UNTRAINED or METHODS[base].own_pooler or not glue else config.pooling
-    if key["method"].endswith(PAIRS):
-        options["pooling"] = "pairs"
+    for ending, poolings in READ.items():
+        if key["method"].endswith(ending):
+            options["pooling"] = poolings[has_pairs(key["task"])]
     if key["method"].endswith(DRAWN):
         options["classifier_start"] = "random"
     if name in UNTRAINED:

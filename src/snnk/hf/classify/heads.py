@@ -6,12 +6,14 @@ For regression this is the classifier. For classes, z = W h + b is close to a pr
 classifier becomes t (z - mean) + c, with the t and c_1..c_k of least cross-entropy on leave-one-out predictions. They
 are exact from the same sums: z_i - (y_i - z_i) v_i / (1 - v_i), with v_i the leverage of row i. A temperature from the
 fitted values themselves would be overconfident for few rows.
+
+A StandardisedLinear has more inputs than sums could hold. Its fit takes the rows themselves, WIDE_ROWS of them at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,12 +22,15 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snnk import _checks
+from snnk.hf.classify.standardised import StandardisedLinear
 from snnk.hf.models import Batch, evaluating, place
 from snnk.hf.record import recording
+from snnk.ridge.rows import factor_rows
 from snnk.ridge.solutions import RidgeFactor, RidgeSolution
 from snnk.ridge.sums import RidgeStats
 
 KEPT_ROWS = 20_000  # t, c and leave-one-out figures use this many rows, or up to twice as many; the sums use all
+WIDE_ROWS, WIDE_NUMBERS = 8192, 2**28  # most rows of a fit to rows themselves, and most numbers in them
 PENALTY = 1e-4  # on mean squared logits, which would be infinite for separable classes
 IGNORED = -100  # the label that transformers leaves out of a loss
 TASKS = ("regression", "single_label_classification", "multi_label_classification")
@@ -84,12 +89,20 @@ def fit_classifier_(
     data = _collect(model, layer, batches)
     if lam == "auto":
         lam = "loo" if data.count < 2 * layer.in_features else "gcv"
-    factor = data.stats.factor(intercept=layer.bias is not None)
-    left_out = _left_out(data, factor)
+    if data.stats is None:
+        rows = factor_rows(data.h, data.y - data.shift, intercept=data.intercept)
+        factor, along = rows.factor, rows.coordinates
+    else:
+        rows, factor = None, data.stats.factor(intercept=data.intercept)
+        along = (data.h - factor.mean[: layer.in_features]) @ factor.vectors
+    left_out = _left_out(data, factor, along)
     if isinstance(lam, str):
         solution = factor.search((lambda lams: _errors(data, left_out, lams)) if lam == "loo" else None)
     else:
         solution = factor.solve(lam)
+    if rows is not None:
+        weight = rows.weight(solution.weight)
+        solution = replace(solution, weight=weight, bias=solution.bias - weight @ rows.mean)
     z, y = left_out(solution.lam), data.y
     spread = float((y - y.mean(0)).square().mean())
     facts: dict[str, Any] = {"error": float((y - data.shift - z).square().mean()) / spread if spread else 0.0}
@@ -112,12 +125,13 @@ def fit_classifier_(
 class _Data:
     """Sums over all rows; and features h (n, d) and targets y (n, k), in float64, of some rows, evenly spread.
 
-    A layer without bias needs a fit without intercept. Targets of classes are then taken relative to `shift`, which
-    changes neither a softmax nor the threshold of a sigmoid.
+    For a StandardisedLinear there are no sums, and h is in float32 and standardised. A layer without bias needs a fit
+    without intercept. Targets of classes are then taken relative to `shift`, which changes neither a softmax nor the
+    threshold of a sigmoid.
     """
 
     task: str
-    stats: RidgeStats
+    stats: RidgeStats | None
     h: Tensor
     y: Tensor
     count: int
@@ -127,22 +141,35 @@ class _Data:
 
 def _collect(model: PreTrainedModel, layer: nn.Linear, batches: Iterable[Batch]) -> _Data:
     d, k, count, task, shift, every = layer.in_features, layer.out_features, 0, "", 0.0, 1
-    stats, intercept = RidgeStats(d, k), layer.bias is not None
+    wide, intercept = isinstance(layer, StandardisedLinear), layer.bias is not None
+    stats, most = None if wide else RidgeStats(d, k), wide_rows(d) if wide else KEPT_ROWS
     kept: list[Tensor] = []
     for h, labels in _rows(model, layer, batches):
         task = task or _task(model.config, labels, k)
         if not intercept:
             shift = {TASKS[1]: 1 / k, TASKS[2]: 0.5}.get(task, 0.0)
         y = _targets(labels, task, k)
-        stats.update(h, y - shift)
+        if stats is not None:
+            stats.update(h, y - shift)
         kept.append(torch.cat([h, y], 1)[-count % every :: every].clone())
         count += len(h)
-        if sum(map(len, kept)) > 2 * KEPT_ROWS:  # every second row, as the first half may have one class
+        if sum(map(len, kept)) > 2 * most:  # every second row, as the first half may have one class
             kept, every = [torch.cat(kept)[::2].clone()], 2 * every
     if count < 2:
         raise ValueError(f"a closed form needs at least 2 labelled rows; the batches have {count}")
-    rows, targets = torch.cat(kept).double().split([d, k], 1)
+    found = torch.cat(kept)
+    if isinstance(layer, StandardisedLinear):
+        found = found[torch.linspace(0, len(found) - 1, min(most, len(found))).round().long()]
+        rows, targets = found.split([d, k], 1)
+        layer.standardise_(rows)
+        return _Data(task, None, layer.standardised(rows), targets.double(), len(rows), intercept, shift)
+    rows, targets = found.double().split([d, k], 1)
     return _Data(task, stats, rows, targets, count, intercept, shift)
+
+
+def wide_rows(features: int) -> int:
+    """The largest number of rows to which a StandardisedLinear of that many inputs is fitted."""
+    return min(WIDE_ROWS, WIDE_NUMBERS // features)
 
 
 def find_classifier(model: PreTrainedModel, name: str | None = None) -> nn.Linear:
@@ -241,18 +268,19 @@ def _targets(labels: Tensor, task: str, k: int) -> Tensor:
     return y
 
 
-def _left_out(data: _Data, factor: RidgeFactor) -> Callable[[float], Tensor]:
+def _left_out(data: _Data, factor: RidgeFactor, along: Tensor) -> Callable[[float], Tensor]:
     """A function of lam: the predictions (n, k) for each row of the regression without that row, which are exact.
+
+    `along` has the rows in the directions of the factor's eigenvectors, (n, r).
 
     They are y - r / (1 - v) with residuals r and leverages v. With as many features as rows, both r and 1 - v go to 0
     with lam; each is therefore summed from what no lam can fit and from what lam adds, so that nothing cancels.
     """
-    d, y = data.h.shape[1], data.y - data.shift
-    along = (data.h - factor.mean[:d]) @ factor.vectors
+    y = data.y - data.shift
     shares, best = along.square() / factor.values, factor.target / factor.values[:, None]
     # with an intercept each row also moves the mean
     free = (1 - data.intercept / factor.total_weight - shares.sum(1)).clamp_min(0)
-    unfitted = y - factor.mean[d:] - along @ best
+    unfitted = y - factor.mean[-y.shape[1] :] - along @ best
 
     def predictions(lam: float) -> Tensor:
         shrunk = lam / (factor.values + lam)

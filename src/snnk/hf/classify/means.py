@@ -12,26 +12,56 @@ positions of the second begin anew: a sentence encoder was trained on single tex
 Both attend to the first token of the row, which attends to itself alone, and is in neither mean: the second text has no
 such token.
 
-Hooks on the base model, which has the attention mask, compute the means. No state is kept between modules, and
-adapters, saving and loading work as for any model. The weight of the pooler is replaced by a tensor of shape [0], so
-that loading a saved model without the mean fails, where it would otherwise draw a random pooler.
+"neurons" and "neuron-pairs" read more: besides these four layers the neurons of every feed-forward block,
+
+    m = mean_t f(W h_t + c)    W, c, f: first layer and activation of the block
+
+Each block is thus a feature map of its tokens. The means of hidden states, which the second layer of a block makes of
+the same neurons, have less in them: neurons are four times as many. A StandardisedLinear reads them.
+
+Hooks on the base model, which has the attention mask, compute the means, and hooks on the blocks those of neurons. A
+forward pass keeps nothing for the next one, and adapters, saving and loading work as for any model. The weight of the
+pooler is replaced by a tensor of shape [0], so that loading a saved model without the mean fails, where it would
+otherwise draw a random pooler.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, initialization
 
+from snnk.hf.classify.standardised import StandardisedLinear
+from snnk.hf.finding import find_ffns
 from snnk.hf.replace import SentinelIdentity
 
 QUARTERS = 4
 # model types that `pool_means_` takes and whose attention follows a mask of pairs of tokens
 MEAN_TYPES = ("bert", "camembert", "electra", "mpnet", "roberta", "xlm-roberta")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a pooling reads: four layers instead of the last, neurons besides, and two texts apart."""
+
+    layers: bool = False
+    neurons: bool = False
+    pairs: bool = False
+
+
+READINGS = {
+    "mean": Reading(),
+    "layers": Reading(layers=True),
+    "pairs": Reading(layers=True, pairs=True),
+    "neurons": Reading(layers=True, neurons=True),
+    "neuron-pairs": Reading(layers=True, neurons=True, pairs=True),
+}
 
 
 class MeanPooler(nn.Module):
@@ -48,11 +78,11 @@ class MeanPooler(nn.Module):
 class MeanHead(nn.Module):
     """Replaces the classification head of RoBERTa and MPNet: dropout and one linear layer on the mean."""
 
-    def __init__(self, dim: int, labels: int, dropout: float) -> None:
+    def __init__(self, dim: int, dropout: float, classifier: nn.Linear) -> None:
         super().__init__()
         self.dense = SentinelIdentity(dim)
         self.dropout = nn.Dropout(dropout)
-        self.out_proj = nn.Linear(dim, labels)
+        self.out_proj = classifier
 
     def forward(self, features: Tensor, **kwargs: Any) -> Tensor:
         return self.out_proj(self.dropout(features[:, 0]))
@@ -73,7 +103,7 @@ def pool_means_(model: PreTrainedModel, pooling: str = "mean") -> PreTrainedMode
 
     Args:
         model: a classifier with a [CLS] pooler, in its base model or in its head.
-        pooling: "mean" of the last layer, "layers", or "pairs".
+        pooling: "mean" of the last layer, or another name in READINGS.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
@@ -91,41 +121,78 @@ def pool_means_(model: PreTrainedModel, pooling: str = "mean") -> PreTrainedMode
     behind = all(isinstance(getattr(head, name, None), nn.Linear) for name in ("dense", "out_proj"))
     if base is None or not (inside or behind):
         raise ValueError(f"{type(model).__name__} has no [CLS] pooler that a mean could replace; use pooling 'model'")
-    if pooling == "pairs" and config.model_type not in MEAN_TYPES:
+    reading = READINGS[pooling]
+    if (reading.pairs or reading.neurons) and config.model_type not in MEAN_TYPES:
         known = ", ".join(MEAN_TYPES)
-        raise ValueError(f"pooling 'pairs' is for {known}; got a {config.model_type!r} model: use pooling 'layers'")
-    layers = read_layers(config.num_hidden_layers) if pooling != "mean" else None
-    width = config.hidden_size * (1 if layers is None else len(layers)) * (2 if pooling == "pairs" else 1)
+        raise ValueError(f"pooling {pooling!r} is for {known}; got a {config.model_type!r} model: use pooling 'layers'")
+    layers = read_layers(config.num_hidden_layers) if reading.layers else [config.num_hidden_layers]
+    blocks = [ffn.slot("down") for ffn in find_ffns(model)] if reading.neurons else []
+    widths = [*(block.in_features for block in blocks), *(config.hidden_size for _ in layers)]
+    widths = [width * (2 if reading.pairs else 1) for width in widths]
+    classifier: Any = nn.Linear(sum(widths), config.num_labels)
+    if reading.neurons:
+        classifier = StandardisedLinear(widths, config.num_labels)
     if inside:
         base.pooler = MeanPooler(config.hidden_size)
-        if layers is not None:
-            model.classifier = nn.Linear(width, config.num_labels)
+        if reading.layers:
+            model.classifier = classifier
     else:
-        model.classifier = MeanHead(width, config.num_labels, config.hidden_dropout_prob)
-    if layers is not None:
+        model.classifier = MeanHead(sum(widths), config.hidden_dropout_prob, classifier)
+    if reading.layers:
         base.register_forward_pre_hook(_ask_for_layers, with_kwargs=True)
-    if pooling == "pairs":
+    if reading.pairs:
         base.register_forward_pre_hook(_read_apart, with_kwargs=True)
+    passing: dict[int, tuple[Any, list[Tensor]]] = {}  # by thread: how to pool, and the means of neurons so far
+
+    def begin(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        passing[_thread()] = pooler_of(module, kwargs), []
+
+    def note(module: Any, args: Any) -> None:
+        pooler, found = passing.get(_thread(), (None, []))
+        if pooler is not None:  # not where a block is run by itself
+            found.append(pooler([args[0]]))
+
+    def pooler_of(module: Any, kwargs: dict[str, Any]) -> Any:
+        """The function that pools hidden states, for the inputs of one pass."""
+        if not reading.pairs:
+            return lambda states: _mean(kwargs.get("attention_mask"), states)
+        if kwargs.get("position_ids") is None:
+            return None
+        positions = kwargs["position_ids"] - _first_position(module)
+        return lambda states: _compared(positions, states)
 
     def pool(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         states = output.get("hidden_states")
-        if layers is None:
-            pooled = _mean(kwargs.get("attention_mask"), [output.last_hidden_state])
+        pooler, neurons = passing.pop(_thread(), (pooler_of(module, kwargs), []))
+        if not reading.layers:
+            pooled = pooler([output.last_hidden_state])
         elif states is None:  # the output is what follows already: that of a base model that was run before
             pooled = output.last_hidden_state[:, 0]
-        elif pooling == "pairs":
-            if kwargs.get("position_ids") is None:
-                raise ValueError("pooling 'pairs' finds the second text by tokens: give input_ids, not inputs_embeds")
-            pooled = _compared(kwargs["position_ids"] - _first_position(module), [states[i] for i in layers])
+        elif pooler is None:
+            raise ValueError(f"pooling {pooling!r} finds the second text by tokens: give input_ids, not inputs_embeds")
+        elif len(neurons) != len(blocks):
+            raise ValueError(
+                f"pooling {pooling!r} reads {len(blocks)} feed-forward blocks, of which {len(neurons)} were run: they "
+                "were replaced. Use pooling 'mean' or 'layers'"
+            )
         else:
-            pooled = _mean(kwargs.get("attention_mask"), [states[i] for i in layers])
-        found = {key: value for key, value in output.items() if layers is None or key != "hidden_states"}
+            pooled = torch.cat([*neurons, pooler([states[i] for i in layers])], -1)
+        found = {key: value for key, value in output.items() if not reading.layers or key != "hidden_states"}
         found |= {"pooler_output": pooled} if inside else {"last_hidden_state": pooled[:, None]}
         return type(output)(**found)
 
+    if reading.neurons:
+        base.register_forward_pre_hook(begin, with_kwargs=True)
+        for block in blocks:
+            block.register_forward_pre_hook(note)
     base.register_forward_hook(pool, with_kwargs=True)
     config.snnk_pooling = pooling
     return model
+
+
+def _thread() -> int:
+    """The thread of a pass; a compiled model has one."""
+    return 0 if torch.compiler.is_compiling() else threading.get_ident()
 
 
 def _ask_for_layers(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -229,7 +296,20 @@ class PairsPooled(MeanPooled):
     pooling = "pairs"
 
 
-POOLED: dict[str, type[MeanPooled]] = {kind.pooling: kind for kind in (MeanPooled, LayersPooled, PairsPooled)}
+class NeuronsPooled(MeanPooled):
+    """The same with the means of four layers and of the neurons of all feed-forward blocks."""
+
+    pooling = "neurons"
+
+
+class NeuronPairsPooled(MeanPooled):
+    """The same with comparisons of these means, of two texts that are read apart."""
+
+    pooling = "neuron-pairs"
+
+
+KINDS = (MeanPooled, LayersPooled, PairsPooled, NeuronsPooled, NeuronPairsPooled)
+POOLED: dict[str, type[MeanPooled]] = {kind.pooling: kind for kind in KINDS}
 PREFIXES = tuple(kind.__name__ for kind in POOLED.values())  # of the names of classes
 
 
@@ -240,4 +320,11 @@ def mean_pooled(kind: type[PreTrainedModel], pooling: str) -> Any:
         kind.__init__(self, config, *args, **kwargs)
         pool_means_(self, pooling)
 
-    return type(f"{POOLED[pooling].__name__}{kind.__name__}", (kind,), {"__init__": start})
+    def draw(self: Any, module: nn.Module) -> None:
+        """Values that are not in a file; transformers' functions leave those that are."""
+        kind._init_weights(self, module)
+        if isinstance(module, StandardisedLinear):
+            initialization.zeros_(module.mean)
+            initialization.ones_(module.scale)
+
+    return type(f"{POOLED[pooling].__name__}{kind.__name__}", (kind,), {"__init__": start, "_init_weights": draw})
