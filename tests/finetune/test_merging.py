@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from snnk.finetune import finetune, load, merge, predict
-from snnk.hf import compress, doubts
+from snnk.hf import compress, compress_, doubts, plan
 from snnk.hf.models import class_of, read_config, reads_pairs
 
 from helpers.texts import make_english, make_texts, make_tokenizer
@@ -104,6 +104,23 @@ def test_a_mean_pooled_model_is_compressed_and_predicts(quick, tuned, root, tmp_
         patch.chdir(tmp_path)
         exec(compile(block, "README.md", "exec"), scope)
     assert torch.equal(outputs(scope["model"]), small)
+
+
+@pytest.mark.parametrize("pooling", ["layers", "neurons"])
+def test_neurons_that_a_classifier_reads_are_not_removed(quick, tuned, root, tmp_path, pooling):
+    """And the advice of the message can be followed: a classifier on layers is compressed."""
+    tuning = {"method": "closed-form", "epochs": None}
+    options = {"keep": 0.75, "recover": 0, "refine": 0, "joint": False, "widen": False}
+    finetune(make_config(root, tmp_path / "tuned", pooling=pooling, **tuning))
+    if pooling == "layers":
+        compress(tmp_path / "tuned", root / "texts.txt", out=tmp_path / "small", **options)
+        return
+    with pytest.raises(ValueError, match=r"reads neurons that compression would remove: tune with pooling 'layers'"):
+        compress(tmp_path / "tuned", root / "texts.txt", out=tmp_path / "small", **options)
+    assert not (tmp_path / "small").exists()
+    model, _ = load(tmp_path / "tuned")
+    with pytest.raises(ValueError, match="reads neurons that compression would remove"):
+        compress_(model, plan(model, keep=0.75), [{"input_ids": torch.randint(3, 43, (8, 16))}] * 10)
 
 
 def test_a_model_of_pairs_is_marked_as_one(tmp_path):

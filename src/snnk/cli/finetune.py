@@ -64,9 +64,10 @@ def command(
     pooling: Annotated[
         str | None,
         typer.Option(
-            help="model (the model's own), mean (of all tokens), layers (means of all tokens in four layers), or pairs "
-            "(two texts are read apart and compared in four layers). Default: mean or pairs for sentence "
-            "encoders, else model; for closed-form, pairs for those and pairs of texts, else layers.",
+            help="model (the model's own), mean (of all tokens), layers (means of all tokens in four layers), neurons "
+            "(layers, and means of the neurons of all feed-forward blocks), pairs or neuron-pairs (two texts are read "
+            "apart, and such means compared). Default: mean or pairs for sentence encoders, else model; for "
+            "closed-form, neuron-pairs for those and pairs of texts, else neurons.",
             autocompletion=_options.complete(*POOLING),
         ),
     ] = None,

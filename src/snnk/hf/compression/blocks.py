@@ -33,7 +33,7 @@ from snnk.hf.cost import stored
 from snnk.hf.finding import find_blocks
 from snnk.hf.low_rank import LowRank
 from snnk.hf.model_blocks import FFN, KEPT, Attention, ModelBlock
-from snnk.hf.models import Batch, check_batches, evaluating, without_gguf_
+from snnk.hf.models import Batch, check_batches, evaluating, refuse_neurons, without_gguf_
 from snnk.hf.record import ActivationCache, Reached, hold_out, unreached
 from snnk.hf.replace import Replacement
 
@@ -147,6 +147,7 @@ def compress_(
     """
     start = time.monotonic()
     _check_arguments(plan, refine, recover, recover_minutes, max_error, max_tokens, seed)
+    refuse_neurons(model)
     seed = int(seed)  # feature maps take no integers of numpy
     blocks, by_name = plan.check(model), {block.name: block for block in plan.blocks}
     before = _parameters(model)

@@ -23,6 +23,7 @@ from snnk.hf.models import (
     load_processor,
     read_config,
     reads_pairs,
+    refuse_neurons,
     set_padding,
     token_limit,
 )
@@ -109,6 +110,7 @@ def open_source(model: str, out: Path, say: Callable[[str], None]) -> Source:
 def open_model(model: str, out: Path, settings: dict[str, Any], say: Callable[[str], None]) -> Opened:
     """Load a model that is to be compressed into the folder `out`."""
     source = open_source(model, out, say)
+    refuse_neurons(source.network)
     settings = _for_plain(source.network, settings, say)
     if settings["refine"] is None:
         settings = {**settings, "refine": 0 if is_causal(source.network) and settings["recover"] else REFINE}
