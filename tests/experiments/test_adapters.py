@@ -60,6 +60,17 @@ def test_a_claim_is_open_while_scores_still_rise():
     assert claim["holds"] is None and claim["ours"].endswith("still rising when training was cut off")
 
 
+def test_the_closed_form_is_compared_with_rivals_and_with_its_parts():
+    names = {"closed-form": 80.0, "closed-form, four layers": 78.0, "snnk-tuned, neurons": 79.0, "lora": 78.5}
+    rows = [equal_size(name, "stsb", score, seed) for name, score in names.items() for seed in (0, 1)]
+    found = {c["paper"].removeprefix("not in the paper: "): c["holds"] for c in adapters.claims(Rows(rows, seed=0))}
+    assert found == {
+        "closed-form above lora by a point or more": True,
+        "closed form on neurons above hidden states": True,
+        "training above the closed form on neurons": False,
+    }
+
+
 def lead(rows):
     """The claim about our first method and LoRA."""
     start = f"not in the paper: {adapters.TUNED} above lora by"

@@ -31,6 +31,12 @@ def test_it_reads_neurons_in_one_pass_and_takes_no_step(root, tmp_path):
         assert torch.equal(model(**batch).logits, done.model(**batch).logits)
 
 
+def test_it_is_fitted_to_as_many_rows_as_a_wide_classifier_takes(root, tmp_path, monkeypatch):
+    monkeypatch.setattr("snnk.finetune.run.wide_rows", lambda features: 64)
+    found = finetune(make_config(root, tmp_path / "out", method="closed-form", pooling="neurons", epochs=None))
+    assert found.metrics["classifier_start"]["rows"] == 64
+
+
 def test_the_threshold_is_that_of_the_best_metric(tmp_path):
     """CoLA's is the Matthews correlation: with few rows, the most probable class is nearly always the larger one."""
     model, data_dir = tiny.make_bert(tmp_path / "bert"), tiny.make_glue(tmp_path)

@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from snnk.finetune import finetune, load, merge, predict
-from snnk.hf import compress, compress_, doubts, plan
+from snnk.hf import compress, compress_, doubts, export, plan
 from snnk.hf.models import class_of, read_config, reads_pairs
 
 from helpers.texts import make_english, make_texts, make_tokenizer
@@ -107,20 +107,33 @@ def test_a_mean_pooled_model_is_compressed_and_predicts(quick, tuned, root, tmp_
 
 
 @pytest.mark.parametrize("pooling", ["layers", "neurons"])
-def test_neurons_that_a_classifier_reads_are_not_removed(quick, tuned, root, tmp_path, pooling):
-    """And the advice of the message can be followed: a classifier on layers is compressed."""
-    tuning = {"method": "closed-form", "epochs": None}
-    options = {"keep": 0.75, "recover": 0, "refine": 0, "joint": False, "widen": False}
-    finetune(make_config(root, tmp_path / "tuned", pooling=pooling, **tuning))
-    if pooling == "layers":
-        compress(tmp_path / "tuned", root / "texts.txt", out=tmp_path / "small", **options)
-        return
+def test_merged_scales_leave_what_the_classifier_reads(root, tmp_path, pooling):
+    """IA3 scales neurons behind the activation, and its merge moves the scales into the layer behind."""
+    done = finetune(make_config(root, tmp_path / "ia3", method="ia3", pooling=pooling, learning_rate=0.1))
+    assert merge(tmp_path / "ia3", tmp_path / "whole")["exact"]
+    torch.testing.assert_close(outputs(load(tmp_path / "whole")[0]), outputs(done.model), atol=1e-5, rtol=1e-5)
+
+
+OPTIONS = {"keep": 0.75, "recover": 0, "refine": 0, "joint": False, "widen": False}
+
+
+def test_neurons_that_a_classifier_reads_are_not_removed(tuned, root, tmp_path):
+    finetune(make_config(root, tmp_path / "tuned", method="closed-form", pooling="neurons", epochs=None))
     with pytest.raises(ValueError, match=r"reads neurons that compression would remove: tune with pooling 'layers'"):
-        compress(tmp_path / "tuned", root / "texts.txt", out=tmp_path / "small", **options)
+        compress(tmp_path / "tuned", root / "texts.txt", out=tmp_path / "small", **OPTIONS)
     assert not (tmp_path / "small").exists()
     model, _ = load(tmp_path / "tuned")
     with pytest.raises(ValueError, match="reads neurons that compression would remove"):
         compress_(model, plan(model, keep=0.75), [{"input_ids": torch.randint(3, 43, (8, 16))}] * 10)
+
+
+@pytest.mark.once
+def test_what_that_message_advises_works(quick, tuned, root, tmp_path):
+    for pooling in ("layers", "neurons"):
+        finetune(make_config(root, tmp_path / pooling, method="closed-form", pooling=pooling, epochs=None))
+    compress(tmp_path / "layers", root / "texts.txt", out=tmp_path / "small", **OPTIONS)
+    export(tmp_path / "neurons", root / "texts.txt", to="onnx-int8", out=tmp_path / "served")
+    assert list((tmp_path / "served").rglob("*.onnx"))
 
 
 def test_a_model_of_pairs_is_marked_as_one(tmp_path):

@@ -1,6 +1,7 @@
 """The masked mean before the classifier, and folders that must not load without it."""
 
 import copy
+import inspect
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,8 +11,11 @@ import transformers
 from peft import AutoPeftModelForSequenceClassification
 
 from snnk.finetune import finetune, load
+from snnk.finetune.config import POOLING
 from snnk.hf import bundle_, replace_ffn_
 from snnk.hf.classify.means import (
+    POOLED,
+    READINGS,
     LayersPooled,
     MeanPooled,
     NeuronPairsPooled,
@@ -123,7 +127,8 @@ def test_two_texts_are_read_apart_and_compared(kind, loader, tmp_path):
 
 @pytest.fixture
 def neurons(tmp_path):
-    folder = save(KINDS[0], tmp_path / "base", num_labels=2, num_hidden_layers=2)
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    folder = save(KINDS[0], tmp_path / "base", num_labels=2, num_hidden_layers=2, **none)
     return NeuronsPooled.from_pretrained(folder, ignore_mismatched_sizes=True).eval()
 
 
@@ -133,17 +138,24 @@ def test_threads_and_copies_do_not_mix_their_neurons(neurons):
     batches = [torch.randint(3, 43, (2, 4 + i % 5), generator=torch.Generator().manual_seed(i)) for i in range(40)]
     with torch.inference_mode():
         alone = [neurons(ids).logits for ids in batches]
-        neurons.bert.encoder.layer[0].output.dense(torch.randn(1, 3, 32))  # a block by itself leaves nothing behind
+        neurons.bert.encoder.layer[0].intermediate(torch.randn(1, 3, 16))  # a block by itself leaves nothing behind
         with ThreadPoolExecutor(4) as pool:
             found = list(pool.map(lambda i: (neurons, copied)[i % 2](batches[i]).logits, range(40)))
     for exact, logits in zip(alone, found, strict=True):
         torch.testing.assert_close(logits, exact, atol=1e-6, rtol=1e-6)
 
 
-def test_a_failed_pass_leaves_nothing_to_the_next(neurons):
+def passing_of(model):
+    """What the hooks of a model keep during a pass."""
+    kept = (inspect.getclosurevars(hook).nonlocals.get("passing") for hook in model.base_model._forward_hooks.values())
+    return next(found for found in kept if found is not None)
+
+
+def test_a_pass_leaves_nothing_to_the_next(neurons):
     ids = torch.randint(3, 43, (2, 5))
     with torch.inference_mode():
         exact = neurons(ids).logits
+        assert passing_of(neurons) == {}
         handle = neurons.bert.encoder.layer[1].register_forward_pre_hook(lambda module, args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             neurons(ids)
@@ -154,8 +166,35 @@ def test_a_failed_pass_leaves_nothing_to_the_next(neurons):
 def test_blocks_that_were_replaced_have_no_neurons(neurons):
     replace_ffn_(neurons, "top-1", num_features=4)
     bundle_(neurons)
-    with pytest.raises(ValueError, match=r"'neurons' reads 2 feed-forward blocks, of which 1 were run"):
+    with pytest.raises(
+        ValueError, match=r"'neurons' reads 2 feed-forward blocks, and 1 activations were run: .* 'layers'"
+    ):
         neurons(torch.randint(3, 43, (2, 5)))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradients_through_checkpointed_blocks_are_exact_or_refused(neurons, reentrant):
+    ids = torch.randint(3, 43, (2, 5))
+    neurons.train()
+    weight = neurons.bert.encoder.layer[0].intermediate.dense.weight
+
+    def gradient():
+        weight.grad = None
+        neurons(ids).logits.square().sum().backward()
+        return weight.grad
+
+    exact = gradient()
+    neurons.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    if reentrant:
+        neurons.enable_input_require_grads()
+        with pytest.raises(ValueError, match=r"gradient_checkpointing_kwargs=\{'use_reentrant': False\}"):
+            gradient()
+    else:
+        torch.testing.assert_close(gradient(), exact)
+
+
+def test_every_pooling_has_a_reading():
+    assert set(POOLING) == {"model", *READINGS} and set(POOLED) == set(READINGS)
 
 
 @pytest.mark.parametrize("pooling", ["layers", "neurons"])

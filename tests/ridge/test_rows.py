@@ -39,6 +39,18 @@ def test_it_is_the_regression_on_sums(n, k, intercept):
                 torch.testing.assert_close(one, two, atol=1e-9, rtol=1e-9)
 
 
+def test_directions_of_rounding_are_left_out():
+    """Those below 4e-6 of the largest eigenvalue, 2e-3 of its square root."""
+    x, y = made(50, 3)
+    x = torch.linalg.qr(x - x.mean(0))[0]
+    for size, rank in ((1.5e-3, 2), (3e-3, 3)):
+        assert len(factor_rows(x * torch.tensor([1.0, 0.5, size]), y).factor.values) == rank
+    nothing = factor_rows(torch.ones(5, 9), y[:5])
+    solution = nothing.factor.search()
+    assert torch.equal(nothing.weight(solution.weight), torch.zeros(2, 9, dtype=torch.float64))
+    torch.testing.assert_close(solution.bias, y[:5].double().mean(0))
+
+
 def test_features_that_do_not_vary_and_equal_rows_are_no_directions():
     x, y = made(12, 40)
     x[:, 5:] = 1.0

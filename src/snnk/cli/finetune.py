@@ -64,10 +64,11 @@ def command(
     pooling: Annotated[
         str | None,
         typer.Option(
-            help="model (the model's own), mean (of all tokens), layers (means of all tokens in four layers), neurons "
-            "(layers, and means of the neurons of all feed-forward blocks), pairs or neuron-pairs (two texts are read "
-            "apart, and such means compared). Default: mean or pairs for sentence encoders, else model; for "
-            "closed-form, neuron-pairs for those and pairs of texts, else neurons.",
+            help="What the classifier reads. model: the model's own pooler; mean: the mean of all tokens; layers: "
+            "means in four layers; neurons: these, and means of the neurons of all feed-forward blocks; pairs, "
+            "neuron-pairs: comparisons of such means of two texts, which are read apart. Default: mean, or pairs for "
+            "two texts, for sentence encoders, else model. For closed-form: neurons, or neuron-pairs for two texts "
+            "and sentence encoders; layers for types of models without that; model for images.",
             autocompletion=_options.complete(*POOLING),
         ),
     ] = None,

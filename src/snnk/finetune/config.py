@@ -32,7 +32,8 @@ class FinetuneConfig:
             of four layers side by side; or "neurons", these and the means of the neurons of all feed-forward blocks;
             or, for pairs of texts, which are read apart and compared, "pairs" of four layers and "neuron-pairs".
             Default: for folders of sentence-transformers "mean" or "pairs", and with closed-form "neurons" or
-            "neuron-pairs"; else the method's own, "model" or "neurons".
+            "neuron-pairs"; else the method's own, "model" or "neurons". Types of models without neurons to read have
+            "layers" instead, and images "model".
         num_features: number of features, adapter size or rank.
         layers: the layers that get adapters, by default all, or those whose feed-forward blocks `uptrain` replaces, by
             default the upper half: "all", "top-6" or "3,4,5". Frozen layers of an encoder below the first adapter are
@@ -112,10 +113,14 @@ class FinetuneConfig:
             parse_layers(self.layers)
         if method.own_pooler and self.pooling not in (None, "model"):
             raise ValueError(f"method {self.method!r} replaces the model's own pooler: use it with pooling 'model'")
-        if method.replaces_blocks and str(self.pooling).startswith("neuron"):
-            raise ValueError(
-                f"method {self.method!r} replaces the blocks whose neurons pooling {self.pooling!r} reads: use 'layers'"
-            )
+        if method.replaces_blocks and self.pooling is not None and self.pooling != "model":
+            from snnk.hf.classify.means import READINGS, other_pooling  # late: it loads torch and transformers
+
+            if READINGS[self.pooling].neurons:
+                raise ValueError(
+                    f"method {self.method!r} replaces the blocks whose neurons pooling {self.pooling!r} reads: use "
+                    f"{other_pooling(self.pooling, neurons=False)!r}"
+                )
         self.settings(images=False, large=False)
 
     def settings(self, *, images: bool, large: bool) -> TrainingSettings:

@@ -19,13 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from snnk.finetune.data import Data
-from snnk.finetune.trunk import random_head
+from snnk.finetune.trunk import MOST_BYTES, random_head
 from snnk.hf.finding import rows_of
 from snnk.hf.model_blocks import part_at
 from snnk.hf.models import evaluating, place
 
 BATCH = 64
-MOST_BYTES = 2_000_000_000  # the size of all stored states
 SAMPLE = 8  # rows with which the upper part is verified
 CLOSE = 1e-3  # largest difference of logits, as a part of their spread
 

@@ -374,7 +374,7 @@ METHODS: dict[str, Method] = {
     "bitfit": Method("biases only", wrap=bitfit),
     "ia3": Method("scales of keys, values and feed-forward blocks", wrap=ia3, settings={"learning_rate": 3e-3}),
     "closed-form": Method(
-        "the classifier alone, solved in one pass without backpropagation, on means over tokens of the model's neurons",
+        "the classifier alone, solved in one pass without backpropagation",
         wrap=linear_probe,
         settings={"max_steps": 0},
         pooling="neurons",

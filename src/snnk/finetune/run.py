@@ -35,7 +35,7 @@ from snnk.finetune.settings import TrainingSettings
 from snnk.finetune.trainer import Progress, Trained, evaluate, peak_memory, train
 from snnk.finetune.trunk import run_trunk, without_trunk
 from snnk.hf.classify.heads import find_classifier, fit_classifier_, wide_rows
-from snnk.hf.classify.means import MEAN_TYPES, POOLED, READINGS, second_text
+from snnk.hf.classify.means import MEAN_TYPES, POOLED, READINGS, other_pooling, second_text
 from snnk.hf.classify.poolers import HeadReport
 from snnk.hf.classify.standardised import StandardisedLinear
 from snnk.hf.folders import find_folder, find_transformer, makes_vectors
@@ -141,7 +141,7 @@ def _finetune(
             if not images:
                 set_padding(base, processor)
             if config.pooling in PAIRED:
-                _check_second_texts(base, inputs.train)
+                _check_second_texts(base, inputs.train, config.pooling)
             rows, validation, test = inputs.train, inputs.validation, inputs.test
             setup = Setup(
                 features,
@@ -264,20 +264,21 @@ def _pooling(config: FinetuneConfig, method: Method, images: bool, pairs: bool) 
             paired = {"neurons": "neuron-pairs"}.get(found, "pairs")
             found = paired if pairs else "mean" if found == "model" else found
     if found in PAIRED and not pairs:
-        single = "neurons" if READINGS[found].neurons else "layers"
+        single = other_pooling(found, pairs=False)
         raise ValueError(
             f"pooling {found!r} compares two texts, and the rows have one: name text_pair, or use {single!r}"
         )
     return found
 
 
-def _check_second_texts(model: PreTrainedModel, data: Data) -> None:
+def _check_second_texts(model: PreTrainedModel, data: Data, pooling: str) -> None:
     """A ValueError if no second text is found in rows of pairs."""
     batch = data.batch(range(min(len(data), FIT_BATCH)))
     found, _ = second_text(model.config, batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids"))
     if not found.any():
         raise ValueError(
-            "pooling 'pairs' found no second text: all token_type_ids of the tokenizer are 0. Use pooling 'layers'"
+            f"pooling {pooling!r} found no second text: all token_type_ids of the tokenizer are 0. Use pooling "
+            f"{other_pooling(pooling, pairs=False)!r}"
         )
 
 

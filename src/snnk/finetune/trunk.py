@@ -29,6 +29,7 @@ from snnk.finetune.loading import bits
 from snnk.hf.models import evaluating, place
 
 BATCH = 64
+MOST_BYTES = 2_000_000_000  # the size of all stored outputs
 
 
 def _mean(states: Tensor, mask: Tensor) -> Tensor:
@@ -76,7 +77,7 @@ def without_trunk(model: PreTrainedModel) -> Iterator[None]:
 def run_trunk(model: PreTrainedModel, *parts: Data, shared: Path | None = None) -> list[Data] | None:
     """The data with what the head reads in place of their rows, for use inside `without_trunk`.
 
-    None if no view of the hidden states gives the logits of the whole model.
+    None if no view of the hidden states gives the logits of the whole model, or if the outputs need too much memory.
 
     Args:
         model: a classifier, whose base model is frozen but for its pooler.
@@ -84,7 +85,9 @@ def run_trunk(model: PreTrainedModel, *parts: Data, shared: Path | None = None) 
         shared: a folder for the outputs. Rows whose outputs are there, by the same weights, are not run again.
     """
     found = _find_view(model, parts[0])
-    return None if found is None else [_through(model, data, found, shared) for data in parts]
+    if found is None or sum(map(len, parts)) * _outputs(model, parts[0].take([0]), VIEWS[found]).nbytes > MOST_BYTES:
+        return None
+    return [_through(model, data, found, shared) for data in parts]
 
 
 def _find_view(model: PreTrainedModel, data: Data) -> str | None:

@@ -142,4 +142,4 @@ class RidgeFactor:
 
 def condition_of(values: Tensor) -> float:
     """The condition number of a matrix with these eigenvalues, ascending."""
-    return float(values[-1] / values[0]) if values[0] > 0 else math.inf
+    return float(values[-1] / values[0]) if len(values) and values[0] > 0 else math.inf

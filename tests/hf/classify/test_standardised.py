@@ -19,7 +19,8 @@ def test_blocks_have_equal_shares_and_inputs_that_do_not_vary_have_none():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(400, 6, generator=generator) * torch.tensor([1.0, 100.0, 1e-3, 1.0, 1.0, 0.0]) + 7
     x[:, 2] -= 7
-    x[:, 3] = 1e4 + x[:, 3] / 10  # its rounding is not far from its spread
+    x[:, 3] = 1e4 + x[:, 3] * 8  # varies by 8e-4 of its size
+    assert float(StandardisedLinear([6], 1).standardise_(x - torch.tensor([0, 0, 0, 3e3, 0, 0])).scale[3]) > 0
     layer = StandardisedLinear([2, 4], 3).standardise_(x)
     z = layer.standardised(x)
     squares = z.square().mean(0)

@@ -7,7 +7,8 @@ classifier becomes t (z - mean) + c, with the t and c_1..c_k of least cross-entr
 are exact from the same sums: z_i - (y_i - z_i) v_i / (1 - v_i), with v_i the leverage of row i. A temperature from the
 fitted values themselves would be overconfident for few rows.
 
-A StandardisedLinear has more inputs than sums could hold. Its fit takes the rows themselves, WIDE_ROWS of them at most.
+A StandardisedLinear mostly has more inputs than there are rows, and sums grow with their square. Its fit takes the rows
+themselves instead, WIDE_ROWS of them at most.
 """
 
 from __future__ import annotations
@@ -90,19 +91,19 @@ def fit_classifier_(
     if lam == "auto":
         lam = "loo" if data.count < 2 * layer.in_features else "gcv"
     if data.stats is None:
-        rows = factor_rows(data.h, data.y - data.shift, intercept=data.intercept)
-        factor, along = rows.factor, rows.coordinates
+        narrow = factor_rows(data.h, data.y - data.shift, intercept=data.intercept)
+        factor, along = narrow.factor, narrow.coordinates
     else:
-        rows, factor = None, data.stats.factor(intercept=data.intercept)
+        narrow, factor = None, data.stats.factor(intercept=data.intercept)
         along = (data.h - factor.mean[: layer.in_features]) @ factor.vectors
     left_out = _left_out(data, factor, along)
     if isinstance(lam, str):
         solution = factor.search((lambda lams: _errors(data, left_out, lams)) if lam == "loo" else None)
     else:
         solution = factor.solve(lam)
-    if rows is not None:
-        weight = rows.weight(solution.weight)
-        solution = replace(solution, weight=weight, bias=solution.bias - weight @ rows.mean)
+    if narrow is not None:
+        weight = narrow.weight(solution.weight)
+        solution = replace(solution, weight=weight, bias=solution.bias - weight @ narrow.mean)
     z, y = left_out(solution.lam), data.y
     spread = float((y - y.mean(0)).square().mean())
     facts: dict[str, Any] = {"error": float((y - data.shift - z).square().mean()) / spread if spread else 0.0}
@@ -158,9 +159,10 @@ def _collect(model: PreTrainedModel, layer: nn.Linear, batches: Iterable[Batch])
     if count < 2:
         raise ValueError(f"a closed form needs at least 2 labelled rows; the batches have {count}")
     found = torch.cat(kept)
+    kept.clear()
     if isinstance(layer, StandardisedLinear):
         found = found[torch.linspace(0, len(found) - 1, min(most, len(found))).round().long()]
-        rows, targets = found.split([d, k], 1)
+        rows, targets = found.float().split([d, k], 1)
         layer.standardise_(rows)
         return _Data(task, None, layer.standardised(rows), targets.double(), len(rows), intercept, shift)
     rows, targets = found.double().split([d, k], 1)

@@ -16,12 +16,12 @@ such token.
 
     m = mean_t f(W h_t + c)    W, c, f: first layer and activation of the block
 
-Each block is thus a feature map of its tokens. The means of hidden states, which the second layer of a block makes of
-the same neurons, have less in them: neurons are four times as many. A StandardisedLinear reads them.
+Each block is thus a feature map of its tokens, with four times as many numbers as a hidden state in most models. A
+StandardisedLinear reads them.
 
-Hooks on the base model, which has the attention mask, compute the means, and hooks on the blocks those of neurons. A
-forward pass keeps nothing for the next one, and adapters, saving and loading work as for any model. The weight of the
-pooler is replaced by a tensor of shape [0], so that loading a saved model without the mean fails, where it would
+Hooks on the base model, which has the attention mask, compute the means, and hooks on the activations those of neurons.
+A forward pass that ends leaves nothing behind, and adapters, saving and loading work as for any model. The weight of
+the pooler is replaced by a tensor of shape [0], so that loading a saved model without the mean fails, where it would
 otherwise draw a random pooler.
 """
 
@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -62,6 +62,17 @@ READINGS = {
     "neurons": Reading(layers=True, neurons=True),
     "neuron-pairs": Reading(layers=True, neurons=True, pairs=True),
 }
+
+
+def other_pooling(pooling: str, **changes: bool) -> str:
+    """The pooling that differs from another in these fields of its Reading.
+
+    Example:
+        >>> other_pooling("neuron-pairs", neurons=False), other_pooling("neuron-pairs", pairs=False)
+        ('pairs', 'neurons')
+    """
+    wanted = replace(READINGS[pooling], **changes)
+    return next(name for name, reading in READINGS.items() if reading == wanted)
 
 
 class MeanPooler(nn.Module):
@@ -125,32 +136,35 @@ def pool_means_(model: PreTrainedModel, pooling: str = "mean") -> PreTrainedMode
     if (reading.pairs or reading.neurons) and config.model_type not in MEAN_TYPES:
         known = ", ".join(MEAN_TYPES)
         raise ValueError(f"pooling {pooling!r} is for {known}; got a {config.model_type!r} model: use pooling 'layers'")
+    dim, labels = config.hidden_size, config.num_labels
     layers = read_layers(config.num_hidden_layers) if reading.layers else [config.num_hidden_layers]
-    blocks = [ffn.slot("down") for ffn in find_ffns(model)] if reading.neurons else []
-    widths = [*(block.in_features for block in blocks), *(config.hidden_size for _ in layers)]
-    widths = [width * (2 if reading.pairs else 1) for width in widths]
-    classifier: Any = nn.Linear(sum(widths), config.num_labels)
-    if reading.neurons:
-        classifier = StandardisedLinear(widths, config.num_labels)
+    blocks = find_ffns(model) if reading.neurons else []
+    widths = [width * (2 if reading.pairs else 1) for width in (*(ffn.width for ffn in blocks), *(dim for _ in layers))]
     if inside:
-        base.pooler = MeanPooler(config.hidden_size)
-        if reading.layers:
-            model.classifier = classifier
-    else:
-        model.classifier = MeanHead(sum(widths), config.hidden_dropout_prob, classifier)
+        base.pooler = MeanPooler(dim)
+    if reading.layers or not inside:
+        wide = StandardisedLinear(widths, labels) if reading.neurons else nn.Linear(sum(widths), labels)
+        model.classifier = wide if inside else MeanHead(dim, config.hidden_dropout_prob, wide)
     if reading.layers:
         base.register_forward_pre_hook(_ask_for_layers, with_kwargs=True)
     if reading.pairs:
         base.register_forward_pre_hook(_read_apart, with_kwargs=True)
-    passing: dict[int, tuple[Any, list[Tensor]]] = {}  # by thread: how to pool, and the means of neurons so far
+    # by thread: how to pool, the means of neurons so far, and whether gradients are computed
+    passing: dict[int, tuple[Any, list[Tensor], bool]] = {}
 
     def begin(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        passing[_thread()] = pooler_of(module, kwargs), []
+        passing[_thread()] = pooler_of(module, kwargs), [], torch.is_grad_enabled()
 
-    def note(module: Any, args: Any) -> None:
-        pooler, found = passing.get(_thread(), (None, []))
-        if pooler is not None:  # not where a block is run by itself
-            found.append(pooler([args[0]]))
+    def note(module: Any, args: Any, output: Tensor) -> None:
+        pooler, found, graded = passing.get(_thread(), (None, [], False))
+        if pooler is None:  # a block is run by itself
+            return
+        if graded and not torch.is_grad_enabled():
+            raise ValueError(
+                f"pooling {pooling!r} would get no gradients from blocks that are checkpointed in this way: give "
+                "gradient_checkpointing_enable the argument gradient_checkpointing_kwargs={'use_reentrant': False}"
+            )
+        found.append(pooler([output]))
 
     def pooler_of(module: Any, kwargs: dict[str, Any]) -> Any:
         """The function that pools hidden states, for the inputs of one pass."""
@@ -163,7 +177,7 @@ def pool_means_(model: PreTrainedModel, pooling: str = "mean") -> PreTrainedMode
 
     def pool(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         states = output.get("hidden_states")
-        pooler, neurons = passing.pop(_thread(), (pooler_of(module, kwargs), []))
+        pooler, neurons, _ = passing.pop(_thread()) if reading.neurons else (pooler_of(module, kwargs), [], False)
         if not reading.layers:
             pooled = pooler([output.last_hidden_state])
         elif states is None:  # the output is what follows already: that of a base model that was run before
@@ -172,8 +186,9 @@ def pool_means_(model: PreTrainedModel, pooling: str = "mean") -> PreTrainedMode
             raise ValueError(f"pooling {pooling!r} finds the second text by tokens: give input_ids, not inputs_embeds")
         elif len(neurons) != len(blocks):
             raise ValueError(
-                f"pooling {pooling!r} reads {len(blocks)} feed-forward blocks, of which {len(neurons)} were run: they "
-                "were replaced. Use pooling 'mean' or 'layers'"
+                f"pooling {pooling!r} reads {len(blocks)} feed-forward blocks, and {len(neurons)} activations were "
+                "run: blocks were replaced, or run in chunks (chunk_size_feed_forward). Use pooling "
+                f"{other_pooling(pooling, neurons=False)!r}"
             )
         else:
             pooled = torch.cat([*neurons, pooler([states[i] for i in layers])], -1)
@@ -183,8 +198,8 @@ def pool_means_(model: PreTrainedModel, pooling: str = "mean") -> PreTrainedMode
 
     if reading.neurons:
         base.register_forward_pre_hook(begin, with_kwargs=True)
-        for block in blocks:
-            block.register_forward_pre_hook(note)
+        for ffn in blocks:
+            ffn.slot("activation").register_forward_hook(note)
     base.register_forward_hook(pool, with_kwargs=True)
     config.snnk_pooling = pooling
     return model
@@ -214,8 +229,8 @@ def second_text(config: Any, ids: Tensor, mask: Tensor, types: Tensor | None) ->
     if types is None or getattr(config, "type_vocab_size", 2) < 2:
         if not isinstance(config.eos_token_id, int):
             raise ValueError(
-                "pooling 'pairs' does not find where the second text begins: the tokenizer gives no token_type_ids, "
-                "and the model's configuration has no eos_token_id. Use pooling 'layers'"
+                "pooling 'pairs' or 'neuron-pairs' does not find where the second text begins: the tokenizer gives no "
+                "token_type_ids, and the model's configuration has no eos_token_id. Use pooling 'layers' or 'neurons'"
             )
         ends = (ids == config.eos_token_id).long()
         types = ((ends.cumsum(1) - ends) > 0).long()

@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ROUNDED = 1e-3  # an input that varies less than this part of its size is noise of float32 in part, and gets no weight
+# An input that varies by less than this part of its size gets no weight: it is nearly constant, and errors of float32,
+# about 2e-6 of its size, would be no longer small beside its spread.
+ROUNDED = 1e-3
 
 
 class StandardisedLinear(nn.Linear):
@@ -56,7 +58,7 @@ class StandardisedLinear(nn.Linear):
 
     def standardised(self, x: Tensor) -> Tensor:
         """z (*, in_features) of inputs x."""
-        return (x.to(self.mean.dtype) - self.mean) * self.scale
+        return (x - self.mean.to(x)) * self.scale.to(x)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(self.standardised(x), self.weight, self.bias)
