@@ -11,6 +11,7 @@ one seed, variants of the SNNK layer that change one of our choices each.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -155,7 +156,10 @@ def run(config: Config, results: Results, source: data.Source = data.NOWHERE) ->
 
 
 def _named(results: Results, *names: str) -> list[Row]:
-    return [r for r in results if r["network"] in names]
+    """The rows of some networks, without those of a seed at which a run was cut off."""
+    seeds = Counter(r["seed"] for r in results if r["network"] not in VARIANTS)
+    most = max(seeds.values(), default=0)
+    return [r for r in results if r["network"] in names and seeds[r["seed"]] == most]
 
 
 def _figures(rows: Iterable[Row]) -> dict[int | None, dict[str, float]]:
