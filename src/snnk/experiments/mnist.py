@@ -11,10 +11,10 @@ one seed, variants of the SNNK layer that change one of our choices each.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from statistics import mean
 from typing import TYPE_CHECKING, cast
 
@@ -34,7 +34,8 @@ FIGURE = "figure: MNIST ablation"
 NEEDS = "MNIST"
 TIME = "45 minutes of one core; --quick 5 s"
 WHY_NOT = ""
-MLP, SNNK, TRAINED, NONE = "MLP", "SNNK", "SNNK, trained directions", "no such layer"
+MLP, SNNK, NONE = "MLP", "SNNK", "no such layer"
+TRAINED, SPHERE = "SNNK, trained directions", "inputs on the unit sphere"
 FIGURES = ("test_loss", "test_accuracy", "settled", "last_loss", "trained", "frozen")
 SETTLED = 5  # the mean of the validation accuracies of so many last epochs does not depend on the choice of an epoch
 
@@ -42,6 +43,11 @@ SETTLED = 5  # the mean of the validation accuracies of so many last epochs does
 def _on_the_sphere(layer: SNNKLinear) -> None:
     layer.feature_map.normalize = "unit"
     layer.reset_parameters()
+
+
+def _on_the_sphere_and_trained(layer: SNNKLinear) -> None:
+    _on_the_sphere(layer)
+    layer.feature_map.train_directions_()
 
 
 def _gaussian_rows(layer: SNNKLinear) -> None:
@@ -60,7 +66,7 @@ def _same(layer: SNNKLinear) -> None:
 # a change of the SNNK layer, the probability of dropout in front of it (None: the configuration's), and a factor of the
 # learning rate; rows have these names
 VARIANTS: dict[str, tuple[Callable[[SNNKLinear], None], float | None, float]] = {
-    "inputs on the unit sphere": (_on_the_sphere, None, 1.0),
+    "inputs on the unit sphere and trained directions": (_on_the_sphere_and_trained, None, 1.0),
     "A drawn as in nn.Linear": (_usual_start, None, 1.0),
     "independent Gaussian rows": (_gaussian_rows, None, 1.0),
     "no dropout in front": (_same, 0.0, 1.0),
@@ -78,7 +84,8 @@ class Config:
     epochs: int = 25
     batch_size: int = 32
     learning_rate: float = 1e-3  # the paper's
-    trained_directions: tuple[int, ...] = (32, 128, 512)  # numbers of features
+    unit_sphere: tuple[int, ...] = (32, 128, 512)  # numbers of features
+    trained_directions: tuple[int, ...] = (32, 128, 512)
     variants: tuple[str, ...] = tuple(VARIANTS)  # for the first seed only
     dropout: float = 0.2
     validation: float = 0.25
@@ -88,18 +95,18 @@ class Config:
     seed: int = 0
 
 
-QUICK = Config(hidden=32, features=(8, 32), epochs=2, rows=800, trained_directions=(32,), seeds=1)
+QUICK = Config(hidden=32, features=(8, 32), epochs=2, rows=800, unit_sphere=(32,), trained_directions=(32,), seeds=1)
 
 
 def networks(config: Config) -> list[tuple[str, int | None, int]]:
-    """Name, number of features and seed of all rows; the first seed has the variants too."""
-    main: list[tuple[str, int | None]] = [(MLP, None), *((SNNK, m) for m in config.features)]
-    main += [*((TRAINED, m) for m in config.trained_directions), (NONE, None)]
-    variants: list[tuple[str, int | None]] = [(name, config.features[0]) for name in config.variants]
+    """Name, number of features and seed of all rows, in the order in which they are run."""
+    layers = ((SNNK, config.features), (SPHERE, config.unit_sphere), (TRAINED, config.trained_directions))
+    main: list[tuple[str, int | None]] = [(MLP, None), (NONE, None)]
+    main += sorted(((name, m) for name, counts in layers for m in counts), key=lambda pair: pair[1] or 0)
+    seeds = range(config.seed, config.seed + config.seeds)
     return [
-        (name, m, seed)
-        for seed in range(config.seed, config.seed + config.seeds)
-        for name, m in (main + variants if seed == config.seed else main)
+        *((name, m, seed) for (name, m), seed in product(main, seeds)),
+        *((name, config.features[0], config.seed) for name in config.variants),
     ]
 
 
@@ -119,6 +126,8 @@ def build(
         (Dropout(p=0.0, inplace=False), Dropout(p=0.2, inplace=False))
     """
     net = mlp(sizes, num_features, config, seed, train_directions=name == TRAINED, without=name == NONE)
+    if name == SPHERE:
+        _on_the_sphere(cast(SNNKLinear, net[3]))
     if name in VARIANTS:
         change, dropout, _ = VARIANTS[name]
         change(cast(SNNKLinear, net[3]))
@@ -156,10 +165,7 @@ def run(config: Config, results: Results, source: data.Source = data.NOWHERE) ->
 
 
 def _named(results: Results, *names: str) -> list[Row]:
-    """The rows of some networks, without those of a seed at which a run was cut off."""
-    seeds = Counter(r["seed"] for r in results if r["network"] not in VARIANTS)
-    most = max(seeds.values(), default=0)
-    return [r for r in results if r["network"] in names and seeds[r["seed"]] == most]
+    return [r for r in results if r["network"] in names]
 
 
 def _figures(rows: Iterable[Row]) -> dict[int | None, dict[str, float]]:
@@ -180,12 +186,13 @@ def plot(results: Results) -> Figure:
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for name, line, label in (
-        (SNNK, "-", SNNK),
-        (TRAINED, "--", TRAINED),
+    for names, line, label in (
+        ((SNNK,), "-", SNNK),
+        ((SPHERE,), ":", f"SNNK, {SPHERE}"),
+        ((TRAINED,), "--", TRAINED),
         (VARIANTS, "none", "SNNK, variants, one seed"),
     ):
-        rows = _named(results, *([name] if isinstance(name, str) else name))
+        rows = _named(results, *names)
         for r in rows:
             left.plot(r["num_features"], 100 * r["test_accuracy"], ".", color="tab:gray", alpha=0.5)
         if found := _figures(rows):
@@ -197,14 +204,13 @@ def plot(results: Results) -> Figure:
     left.set_xscale("log", base=2)
     left.set_xlabel("features")
     left.set_ylabel("test accuracy, %")
-    for r in _named(results, MLP, SNNK, TRAINED):
+    lines = {MLP: "-", SNNK: "-", SPHERE: ":", TRAINED: "--"}
+    for r in _named(results, *lines):
         if r["seed"] == results.config["seed"]:
-            label = MLP if r["num_features"] is None else f"{r['network']}, {r['num_features']} features"
+            label = MLP if r["num_features"] is None else f"{r['network']}, {r['num_features']}"
             style = {"color": "black", "lw": 2.0} if r["num_features"] is None else {}
             losses = [math.nan if loss is None else loss for loss in r["train_losses"]]
-            right.plot(
-                range(1, 1 + len(losses)), losses, "--" if r["network"] == TRAINED else "-", label=label, **style
-            )
+            right.plot(range(1, 1 + len(losses)), losses, lines[r["network"]], label=label, **style)
     right.set_yscale("log")
     right.set_xlabel("epoch")
     right.set_ylabel("training loss, with dropout")
@@ -218,86 +224,74 @@ def claims(results: Results) -> list[Row]:
     """The paper's statements beside our figures, with frozen and with trained directions, and what they leave open."""
     return [
         *_claims_of(_named(results, MLP, SNNK), ""),
+        *_claims_of(_named(results, MLP, SPHERE), ", with inputs on the unit sphere"),
         *_claims_of(_named(results, MLP, TRAINED), ", with trained directions"),
         *_worth(results),
         *_variants(results),
     ]
 
 
-def _deviation(p: float, q: float, answers: int) -> float:
-    """The standard deviation of the difference of two accuracies."""
-    return math.sqrt((p * (1 - p) + q * (1 - q)) / answers)
-
-
-def _answers(*groups: Iterable[Row]) -> int:
-    """The number of test rows of all seeds, for the network that has fewer."""
-    return min(sum(r["test_rows"] for r in rows) for rows in groups)
-
-
-def _against_mlp(ours: dict[str, float], base: dict[str, float], answers: int) -> tuple[str, float, str]:
-    """Both accuracies in words, how far ours is above in deviations of the difference, and the tolerance in words."""
-    p, q = ours["test_accuracy"], base["test_accuracy"]
-    deviation = _deviation(p, q, answers)
+def _against_mlp(rows: list[Row], base: list[Row]) -> tuple[str, float, str, dict[str, float], dict[str, float]]:
+    """Both accuracies in words, how many deviations ours is above, the tolerance, and the figures of the same seeds."""
+    seeds = {r["seed"] for r in rows} & {r["seed"] for r in base}
+    rows, base = ([r for r in group if r["seed"] in seeds] for group in (rows, base))
+    (ours,), (dense,) = _figures(rows).values(), _figures(base).values()
+    p, q, answers = ours["test_accuracy"], dense["test_accuracy"], sum(r["test_rows"] for r in rows)
+    deviation = math.sqrt((p * (1 - p) + q * (1 - q)) / answers)
     told = (
         f"{100 * p:.2f} %, MLP {100 * q:.2f} %{' (a tie)' if abs(p - q) <= deviation else ''}; mean of the last "
-        f"{SETTLED} validation accuracies {100 * ours['settled']:.2f} %, MLP {100 * base['settled']:.2f} %"
+        f"{SETTLED} validation accuracies {100 * ours['settled']:.2f} %, MLP {100 * dense['settled']:.2f} %; "
+        f"{len(seeds)} seed{'s' * (len(seeds) > 1)}; {ours['trained']:,.0f} trained"
+        f"{' and {:,.0f} frozen'.format(ours['frozen']) if ours['frozen'] else ''} against {dense['trained']:,.0f}"
     )
     tolerance = f"one deviation of the difference in {answers:,} answers, {100 * deviation:.2f} points: less is a tie"
-    return told, (p - q) / deviation if deviation else math.copysign(math.inf, p - q), tolerance
+    return told, (p - q) / max(deviation, 1e-9), tolerance, ours, dense
+
+
+def _pair(results: Results, name: str) -> tuple[list[Row], list[Row]] | None:
+    """The rows of a network and those of the MLP, if some have the same seed."""
+    rows, base = _named(results, name), _named(results, MLP)
+    return (rows, base) if {r["seed"] for r in rows} & {r["seed"] for r in base} else None
 
 
 def _claims_of(rows: list[Row], which: str) -> list[Row]:
-    found = _figures(rows)
-    base = found.pop(None, None)
-    if base is None or not found:
+    groups = {m: [r for r in rows if r["num_features"] == m] for m in _figures(rows)}
+    base = groups.pop(None, [])
+    seeds = {r["seed"] for r in base}
+    groups = {m: group for m, group in groups.items() if seeds & {r["seed"] for r in group}}
+    if not groups:
         return []
-    table = []
-    for m, ours in found.items():
-        if m is None or m < 32:
-            continue
-        answers = _answers(*([r for r in rows if r["num_features"] == n] for n in (None, m)))
-        told, above, tolerance = _against_mlp(ours, base, answers)
-        counts = f"{ours['trained']:,.0f} trained and {ours['frozen']:,.0f} frozen against {base['trained']:,.0f}"
-        paper = f"SNNK with {m} features is above the MLP on MNIST{which}"
-        table.append(judged(paper, f"{told}; {counts}", above > 1, tolerance, ours, base))
-    losses = {m: figures["last_loss"] for m, figures in found.items()}
-    table.append(
-        judged(
-            f"lower training losses than the MLP's across numbers of features (last epoch){which}",
-            f"{', '.join(f'{m}: {loss:.4f}' for m, loss in losses.items())}; MLP {base['last_loss']:.4f}",
-            all(loss < base["last_loss"] for loss in losses.values()),
-            "none",
-            base,
-            *found.values(),
-        )
-    )
-    return table
+    table, compared = [], []
+    for m, group in groups.items():
+        told, above, tolerance, ours, dense = _against_mlp(group, base)
+        compared.append((m, ours, dense))
+        if m is not None and m >= 32:
+            paper = f"SNNK with {m} features is above the MLP on MNIST{which}"
+            table.append(judged(paper, told, above > 1, tolerance, ours, dense))
+    told = ", ".join(f"{m}: {ours['last_loss']:.4f} against {dense['last_loss']:.4f}" for m, ours, dense in compared)
+    lower = all(ours["last_loss"] < dense["last_loss"] for _, ours, dense in compared)
+    figures = [found for _, *pair in compared for found in pair]
+    paper = f"lower training losses than the MLP's across numbers of features (last epoch){which}"
+    return [*table, judged(paper, told, lower, "none", *figures)]
 
 
 def _worth(results: Results) -> list[Row]:
     """Whether the hidden layer that SNNK replaces gains the MLP anything."""
-    base, rest = (_named(results, name) for name in (MLP, NONE))
-    if not base or not rest:
+    pair = _pair(results, NONE)
+    if pair is None:
         return []
-    (dense,), (without,) = _figures(base).values(), _figures(rest).values()
-    told, above, tolerance = _against_mlp(without, dense, _answers(base, rest))
-    counts = f"{without['trained']:,.0f} trained against {dense['trained']:,.0f}"
+    told, above, tolerance, ours, dense = _against_mlp(*pair)
     paper = "not in the paper: the MLP is above the same network without the layer that SNNK replaces"
-    return [judged(paper, f"without the layer {told}; {counts}", above < -1, tolerance, dense, without)]
+    return [judged(paper, f"without the layer {told}", above < -1, tolerance, ours, dense)]
 
 
 def _variants(results: Results) -> list[Row]:
     """Whether another choice of ours in the layer would bring it to the MLP, for the seeds of these rows."""
     table = []
     for name in VARIANTS:
-        rows = _named(results, name)
-        seeds = {r["seed"] for r in rows}
-        base = [r for r in _named(results, MLP) if r["seed"] in seeds]
-        if not rows or not base:
-            continue
-        ((m, ours),) = _figures(rows).items()
-        (dense,) = _figures(base).values()
-        told, above, tolerance = _against_mlp(ours, dense, _answers(rows, base))
-        paper = f"not in the paper: SNNK with {m} features reaches the MLP with this change: {name} (seed {min(seeds)})"
-        table.append(judged(paper, told, above >= -1, tolerance, ours, dense))
+        pair = _pair(results, name)
+        if pair is not None:
+            told, above, tolerance, ours, dense = _against_mlp(*pair)
+            paper = f"not in the paper: SNNK with {pair[0][0]['num_features']} features reaches the MLP, with {name}"
+            table.append(judged(paper, told, above >= -1, tolerance, ours, dense))
     return table
