@@ -3,9 +3,10 @@
 The MLP is 784 -> 512 -> 512 -> 10 with ReLU. Its 512 x 512 layer and ReLU become phi(h) A^T with 32 to 512 features. As
 in the paper there is dropout of 0.2 after every layer but the last, and Adam with a rate of 1e-3 takes batches of 32
 for 25 epochs. A stratified quarter of the training set chooses the epoch, as the appendix on data sets describes; we
-take the epoch of the highest accuracy. The rows of the projection are orthogonal, which is our choice. Beside the
-paper's networks there are those whose projection is trained too, the MLP without the layer that SNNK replaces, and, for
-one seed, variants of the SNNK layer that change one of our choices each.
+take the epoch of the highest accuracy. The rows of the projection are orthogonal, which is our choice. The paper
+does not say whether the inputs of the layer are normalised: they are as they come, and in further rows on the unit
+sphere. There are also networks whose projection is trained, the MLP without the layer that SNNK replaces, and, for one
+seed, variants that change other choices. The number of features of the variants is the paper's, 32.
 """
 
 from __future__ import annotations
@@ -32,8 +33,17 @@ if TYPE_CHECKING:
 
 FIGURE = "figure: MNIST ablation"
 NEEDS = "MNIST"
-TIME = "45 minutes of one core; --quick 5 s"
-WHY_NOT = ""
+TIME = "an hour of one core; --quick 5 s"
+WHY_NOT = """No SNNK layer is above the MLP, but there is little to gain: without the layer that SNNK replaces, the MLP
+has 98.16 % on test rows and 98.24 % with it (three seeds), which is a tie. A part of the distance comes from the scale
+of the inputs. As means of the last five validation accuracies, 32 features are 0.40 points below the MLP where the
+inputs stay as they are, and 0.20 where they are on the unit sphere (three seeds). On test rows this gain is 0.08
+points, less than a deviation. On the sphere the training losses are below the MLP's, as in the paper, which does not
+mention a normalisation. Another part comes from frozen directions: at the first seed, the validation accuracies are
+0.42 points below the MLP's with frozen directions, 0.24 with trained ones, and 0.06 with trained ones and inputs on the
+unit sphere. At this seed the start of A and Gaussian rows change less than 0.05 points, a lower learning rate gains
+0.14, and the layer loses 0.32 without dropout in front of it. The paper has its accuracies in a figure only, without
+seeds. Ours of the MLP differ by 0.16 points among seeds, which is as much as the distances that are left."""
 MLP, SNNK, NONE = "MLP", "SNNK", "no such layer"
 TRAINED, SPHERE = "SNNK, trained directions", "inputs on the unit sphere"
 FIGURES = ("test_loss", "test_accuracy", "settled", "last_loss", "trained", "frozen")
@@ -186,13 +196,8 @@ def plot(results: Results) -> Figure:
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for names, line, label in (
-        ((SNNK,), "-", SNNK),
-        ((SPHERE,), ":", f"SNNK, {SPHERE}"),
-        ((TRAINED,), "--", TRAINED),
-        (VARIANTS, "none", "SNNK, variants, one seed"),
-    ):
-        rows = _named(results, *names)
+    for name, line, label in ((SNNK, "-", SNNK), (SPHERE, ":", f"SNNK, {SPHERE}"), (TRAINED, "--", TRAINED)):
+        rows = _named(results, name)
         for r in rows:
             left.plot(r["num_features"], 100 * r["test_accuracy"], ".", color="tab:gray", alpha=0.5)
         if found := _figures(rows):
@@ -203,7 +208,7 @@ def plot(results: Results) -> Figure:
             left.axhline(100 * figures["test_accuracy"], color=color, ls="-.", label=label)
     left.set_xscale("log", base=2)
     left.set_xlabel("features")
-    left.set_ylabel("test accuracy, %")
+    left.set_ylabel("test accuracy, %; small: single seeds")
     lines = {MLP: "-", SNNK: "-", SPHERE: ":", TRAINED: "--"}
     for r in _named(results, *lines):
         if r["seed"] == results.config["seed"]:
