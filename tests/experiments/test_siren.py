@@ -33,7 +33,7 @@ CONFIG = replace(
 def results(tmp_path_factory):
     results = Results(tmp_path_factory.mktemp("rows") / "siren.json", CONFIG)
     before = torch.get_rng_state()
-    assert len(list(siren.run(CONFIG, results, None))) == siren.total(CONFIG) == 12
+    assert len(list(siren.run(CONFIG, results, None))) == siren.total(CONFIG) == 16
     assert torch.equal(torch.get_rng_state(), before)
     return results
 
@@ -71,7 +71,7 @@ def test_psnr():
 
 @pytest.mark.parametrize("hidden", [1, 2, 3])
 def test_networks_differ_in_one_layer_only(hidden):
-    nets = [siren.build(name, hidden, CONFIG, seed=3) for name in siren.NETWORKS]
+    nets = [siren.build(name, hidden, CONFIG, seed=3) for name in (*siren.NETWORKS, *siren.VARIANTS)]
     middle = 1 + hidden // 2
     for net in nets[1:]:
         for i, (new, old) in enumerate(zip(net, nets[0], strict=True)):
@@ -102,13 +102,18 @@ def test_rows(results):
     for r in results:
         others = 3 * width + width + 1 + (r["hidden"] - 1) * (width * width + width)
         baseline = r["network"] == siren.BASELINE
-        assert r["trained"] == others + (width * width + width if baseline else m * width)
-        frozen = {"SIREN": 0, "SNNK, neurons": m * (width + 1)}
-        assert r["frozen"] == frozen.get(r["network"], m // 2 * width)
+        variant = siren.VARIANTS.get(r["network"], siren.Variant())
+        count = width if variant.wide else m
+        inner = count * (width + 1)  # directions and phases
+        assert r["trained"] == others + (width * width + width if baseline else count * width + variant.trained * inner)
+        if baseline or variant.trained:
+            assert r["frozen"] == 0
+        else:
+            assert r["frozen"] == (inner if "neurons" in r["network"] else m // 2 * width)
         assert [step for step, _ in r["curve"]] == [0, 20, 40, 60]
         assert r["psnr"] == pytest.approx(r["curve"][-1][1], abs=0.01)
         assert r["curve"][-1][1] > r["curve"][0][1] + 3  # it learns
-        assert ("pictures" in r) == (r["hidden"] == 3 and r["seed"] == 0)
+        assert ("pictures" in r) == (r["hidden"] == 3 and r["seed"] == 0 and r["network"] in siren.NETWORKS)
     assert [r["seed"] for r in results if r["hidden"] == 1] == [0, 0, 0, 0]  # further depths have one seed
     scores = {r["network"]: r["psnr"] for r in results if r["hidden"] == 1}
     assert len(set(scores.values())) == 4
@@ -128,6 +133,10 @@ def test_pictures_are_those_of_the_image(results):
 def test_rows_are_found_again(results):
     again = Results(results.path, CONFIG)
     assert list(siren.run(CONFIG, again, None)) == list(results)
+    few = Results(
+        results.path, replace(CONFIG, variants=())
+    )  # rows without variants are those of the same configuration
+    assert few.hash == again.hash and len(few.rows) == len(again.rows)
 
 
 def made_rows(**changed):
@@ -145,7 +154,7 @@ def made_rows(**changed):
 
 def test_claims_follow_the_rows(results, tmp_path):
     table = siren.claims(results)
-    assert len(table) == 14 and all(set(claim) == {"paper", "ours", "tolerance", "holds"} for claim in table)
+    assert len(table) == 18 and all(set(claim) == {"paper", "ours", "tolerance", "holds"} for claim in table)
     assert "after 60 steps" in table[0]["ours"] and "(seeds " in table[0]["ours"] and "(seeds " not in table[7]["ours"]
     made = Results(tmp_path / "made.json", replace(CONFIG, hidden=(1,)))
     made.rows = made_rows()
@@ -180,9 +189,37 @@ def test_claims_follow_the_rows(results, tmp_path):
         assert len(others) == 6 and last["paper"].startswith("the cosine variant") and last["holds"] is holds
 
 
+def test_claims_on_variants_compare_the_same_seed(tmp_path):
+    made = Results(tmp_path / "made.json", replace(CONFIG, hidden=(1,)))
+    variant = {**made_rows()[2], "network": "SNNK, trained neurons"}
+    other = [{**r, "seed": 1, "curve": [[0, 1.0], [20, 2.0], [40, 3.0]]} for r in made_rows()]
+    # the mean of all three points: SIREN has 64 / 3, frozen neurons have 62.6 / 3
+    for last, holds in ((29.9, True), (29.7, False)):
+        made.rows = [*other, *made_rows(), {**variant, "curve": [[0, 9.0], [20, 24.5], [40, last]]}]
+        *_, claim = siren.claims(made)
+        assert claim["holds"] is holds and "SNNK, trained neurons" in claim["paper"]
+        assert (
+            f"SIREN 21.33, SNNK, neurons 20.87: {(30.5 - last) / 3:.2f} behind instead of 0.47, seed 0" in claim["ours"]
+        )
+    made.rows = [r for r in made.rows if r["network"] != "SNNK, neurons"]
+    assert not any("halves" in claim["paper"] for claim in siren.claims(made))
+    made.rows = [*made_rows(), {**variant, "curve": [[0, 9.0], [20, None], [40, None]]}]
+    assert siren.claims(made)[-1]["ours"] == "diverged"
+
+
+def test_a_factor_leaves_the_function_and_changes_the_steps():
+    h = torch.rand(5, CONFIG.width, generator=torch.Generator().manual_seed(0))
+    usual, scaled = (
+        siren.build(name, 3, CONFIG, seed=0)[2] for name in ("SNNK, neurons", "SNNK, neurons, A times omega")
+    )
+    assert torch.allclose(usual(h), scaled(h), atol=1e-5)
+    (a,), (b,) = (layer.parameters() for layer in (usual, scaled))
+    assert torch.allclose(a, CONFIG.omega * b)
+
+
 def test_what_diverged_is_said_and_drawn(tmp_path):
     """A rate that no network bears: rows have nulls, claims say so."""
-    config = replace(CONFIG, hidden=(1,), lr=1e36, steps=4, every=2, seeds=1)
+    config = replace(CONFIG, hidden=(1,), variants=(), lr=1e36, steps=4, every=2, seeds=1)
     results = Results(tmp_path / "siren.json", config)
     rows = list(siren.run(config, results, None))
     assert any(r["psnr"] is None for r in rows)
@@ -195,7 +232,7 @@ def test_plot(results):
     figure = siren.plot(results)
     left, right = figure.subfigs
     assert len(left.axes) == 3 * 5 and len(right.axes) == 2
-    assert [len(axes.lines) for axes in right.axes] == [2 * 4, 4]  # two seeds, then one
+    assert [len(axes.lines) for axes in right.axes] == [2 * 4 + 4, 4]  # two seeds and the variants of one, then one
 
 
 def test_without_scikit_image_the_error_says_what_to_install(monkeypatch, tmp_path):

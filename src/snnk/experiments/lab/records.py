@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 # parts of a configuration that determine which rows there are; every row has its own value of them
-AXES = ("seeds", "tasks", "methods", "rates", "other_rates", "trained_directions")
+AXES = ("seeds", "tasks", "methods", "rates", "variants", "trained_directions", "unit_sphere")
 UNREADABLE: tuple[type[Exception], ...] = (LookupError, TypeError, AttributeError, ArithmeticError, StopIteration)
 
 

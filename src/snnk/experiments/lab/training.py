@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from snnk import _checks
 from snnk.experiments.lab.data import Split
 from snnk.experiments.lab.records import Row, claim
 from snnk.maps import Directions
@@ -52,7 +53,7 @@ def mlp(
     *,
     train_directions: bool = False,
     without: bool = False,
-) -> nn.Module:
+) -> nn.Sequential:
     """Three layers with ReLU and dropout. With `num_features`, an SNNK layer replaces the middle one and its ReLU.
 
     Args:
@@ -97,14 +98,25 @@ def fit_classifier(
     batch_size: int,
     learning_rate: float,
     seed: int,
+    choose: str = "loss",
 ) -> Row:
-    """Train on the split "train", keep the epoch with the least loss on "validation", and evaluate it on "test"."""
+    """Train on the split "train", keep the best epoch on "validation", and evaluate it on "test".
+
+    Args:
+        make: returns the network.
+        splits: "train", "validation" and "test".
+        epochs, batch_size, learning_rate: of Adam.
+        seed: of the order of the rows and of dropout.
+        choose: the best epoch has the least "loss" or the highest "accuracy"; with the latter, rows have accuracies.
+    """
+    _checks.choose(choose, ("loss", "accuracy"), "choose")
     start = time.perf_counter()
     train = splits["train"]
     losses: list[float] = []
     validation: list[float] = []
+    accuracies: list[float] = []
     best: dict[str, Tensor] = {}
-    best_epoch, least = 0, math.inf
+    best_epoch, highest = 0, -math.inf
     with torch.random.fork_rng():  # dropout draws from the global generator
         torch.manual_seed(seed)
         model = make()
@@ -120,11 +132,15 @@ def fit_classifier(
                 optimizer.step()
                 total += loss.item() * len(rows)
             losses.append(total / len(train))
-            validation.append(evaluate(model, splits["validation"])[0])
-            if not best or validation[-1] < least:
+            held_loss, held_accuracy = evaluate(model, splits["validation"])
+            validation.append(held_loss)
+            accuracies.append(held_accuracy)
+            score = held_accuracy if choose == "accuracy" else -held_loss
+            if not math.isfinite(held_loss):
+                score = -math.inf  # an epoch that diverged is no improvement
+            if not best or score > highest:
                 best = {key: value.clone() for key, value in model.state_dict().items()}
-                best_epoch = epoch
-                least = validation[-1] if math.isfinite(validation[-1]) else math.inf  # NaN compares as no improvement
+                best_epoch, highest = epoch, score
         model.load_state_dict(best)
     test_loss, accuracy = evaluate(model, splits["test"])
     return {
@@ -136,6 +152,7 @@ def fit_classifier(
         "test_rows": len(splits["test"]),
         "train_losses": [round(x, 5) for x in losses],
         "validation_losses": [round(x, 5) for x in validation],
+        **({"validation_accuracies": [round(x, 5) for x in accuracies]} if choose == "accuracy" else {}),
         "seconds": time.perf_counter() - start,
     }
 
