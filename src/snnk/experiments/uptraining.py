@@ -10,15 +10,17 @@ The score is set against the size and the multiply-adds of the trained model, fo
 tokens. k = 0 is full fine-tuning with the same rate, weight decay and schedule. AdamW, the linear schedule, the warmup
 of 6 %, the decay, and the clipping of gradients (for k > 0 on small tasks) are the paper's. The rate, which it does not
 give and which was chosen for a MiniLM, the number of rows and epochs, and the choice of the best epoch by the score on
-validation rows instead of the loss are ours. Training stops before the last epoch if that score has not risen for three
-epochs. The classifier reads what `snnk finetune` lets it read by default: with BERT the pooler; with a sentence encoder
-the mean over tokens of one text, and comparisons of the means of two texts, which do not attend to each other.
+validation rows instead of the loss are ours. No training stops before its last epoch: a Matthews correlation can stay
+at 0 for epochs before it rises. The classifier reads what `snnk finetune` lets it read by default: with BERT the
+pooler; with a sentence encoder the mean over tokens of one text, and comparisons of the means of two texts, which do
+not attend to each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +130,7 @@ def uptrained(
     if k:
         way = {"method": "uptrain", "num_features": config.num_features, "layers": f"top-{k}"}
     way |= {name: getattr(config, name) for name in ("learning_rate", "batch_size", "epochs")}
-    way["limit_train"] = config.train_rows
+    way |= {"limit_train": config.train_rows, "patience": config.epochs}  # which never stops a training
     done = tuned(files, with_atoms() if kind == ATOMS else None, **{**way, **options})
     found = row_of(done, metric)
     if done is not None:
@@ -149,18 +151,18 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
 
         blocks = blocks_of(files["model"])
         inputs = {"input_ids": torch.zeros(config.texts, config.length, dtype=torch.long)}
-        for task in config.tasks:
-            for seed in range(config.seed, config.seed + config.seeds):
-                for k, kind in cells(config.replaced, blocks):
-                    key = {"task": task, "replaced": k, "kind": kind, "seed": seed}
-                    row = results.find(**key)
-                    if row is None:
-                        decay = config.weight_decay_large if GLUE[task].large else config.weight_decay
-                        options = {"glue": task, "weight_decay": decay, "max_length": config.max_length, "seed": seed}
-                        options["limit_train"] = config.pair_rows if has_pairs(task) else config.train_rows
-                        found = uptrained(files, k, kind, config, metric_of(task), inputs, **options)
-                        row = results.add({**key, "blocks": blocks, **found, "paper_full": FULL.get(task)})
-                    yield row
+        for seed in range(config.seed, config.seed + config.seeds):
+            # the smallest k of all tasks first, so that a run that is stopped has whole comparisons
+            for (k, kind), task in product(cells(config.replaced, blocks), config.tasks):
+                key = {"task": task, "replaced": k, "kind": kind, "seed": seed}
+                row = results.find(**key)
+                if row is None:
+                    decay = config.weight_decay_large if GLUE[task].large else config.weight_decay
+                    options = {"glue": task, "weight_decay": decay, "max_length": config.max_length, "seed": seed}
+                    options["limit_train"] = config.pair_rows if has_pairs(task) else config.train_rows
+                    found = uptrained(files, k, kind, config, metric_of(task), inputs, **options)
+                    row = results.add({**key, "blocks": blocks, **found, "paper_full": FULL.get(task)})
+                yield row
 
 
 def blocks_of(model: str) -> int:
