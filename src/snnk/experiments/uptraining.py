@@ -145,12 +145,10 @@ def uptrained(
 def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[Row]:
     """One row per task, seed, k, and kind of the new blocks."""
     with tiny.glue(config, QUICK, source, MODEL) as files:
-        import torch
-
         from snnk.finetune.glue import GLUE
+        from snnk.hf.models import load_processor
 
-        blocks = blocks_of(files["model"])
-        inputs = {"input_ids": torch.zeros(config.texts, config.length, dtype=torch.long)}
+        blocks, tokenizer = blocks_of(files["model"]), load_processor(files["model"], images=False)
         for seed in range(config.seed, config.seed + config.seeds):
             # the smallest k of all tasks first, so that a run that is stopped has whole comparisons
             for (k, kind), task in product(cells(config.replaced, blocks), config.tasks):
@@ -160,9 +158,17 @@ def run(config: Config, results: Results, source: Source = NOWHERE) -> Iterator[
                     decay = config.weight_decay_large if GLUE[task].large else config.weight_decay
                     options = {"glue": task, "weight_decay": decay, "max_length": config.max_length, "seed": seed}
                     options["limit_train"] = config.pair_rows if has_pairs(task) else config.train_rows
+                    inputs = _inputs(tokenizer, config, pairs=has_pairs(task))
                     found = uptrained(files, k, kind, config, metric_of(task), inputs, **options)
                     row = results.add({**key, "blocks": blocks, **found, "paper_full": FULL.get(task)})
                 yield row
+
+
+def _inputs(tokenizer: Any, config: Config, pairs: bool) -> dict[str, Tensor]:
+    """A batch of `texts` texts, or pairs of texts, of `length` tokens, most of them padding."""
+    texts = ["a"] * config.texts
+    shape = {"padding": "max_length", "max_length": config.length, "return_tensors": "pt"}
+    return dict(tokenizer(texts, texts if pairs else None, **shape))
 
 
 def blocks_of(model: str) -> int:
