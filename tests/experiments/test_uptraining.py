@@ -1,12 +1,17 @@
 """Uptraining: atoms in place of random features, and claims."""
 
 import copy
+import json
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import BertForSequenceClassification
 
 from snnk.experiments import uptraining
+from snnk.experiments.lab.data import Source
+from snnk.experiments.lab.records import Results
 from snnk.finetune.methods import Setup
 from snnk.hf import bundle_, find_ffns, replace_ffn_
 
@@ -39,6 +44,21 @@ def test_atoms_are_neurons_of_the_block_fitted_without_labels(files):
     with torch.no_grad():
         right, near, far = (model.bert(ids).last_hidden_state for model in (original, fitted, drawn))
     assert (near - right).norm() < (far - right).norm()
+
+
+def test_a_sentence_encoder_compares_the_two_texts_of_a_row(files, tmp_path):
+    encoder = shutil.copytree(files["model"], tmp_path / "encoder")
+    module = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+    (encoder / "modules.json").write_text(json.dumps([module]))
+    config = replace(uptraining.QUICK, tasks=("cola", "stsb"), replaced=(0, 1), pair_rows=30)
+    source = Source(files["data_dir"], str(encoder))
+    rows = list(uptraining.run(config, Results(tmp_path / "rows.json", config), source))
+    assert [(r["task"], r["replaced"], r["pooling"]) for r in rows[:2]] == [("cola", 0, "mean"), ("stsb", 0, "pairs")]
+    assert len(rows) == uptraining.total(config) == 6
+    for row in rows:  # more steps per epoch of 40 texts than of 30 pairs, in batches of 32
+        assert row["steps"] == (2 if row["task"] == "cola" else 1)
+    body, head = (rows[i]["multiply_adds_G"] for i in (0, 1))
+    assert body < head < 1.1 * body  # the classifier alone differs
 
 
 def test_claims_about_half_of_the_blocks():
