@@ -4,7 +4,6 @@ import json
 import math
 import tempfile
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from transformers import BertModel, DistilBertConfig, DistilBertModel
@@ -94,8 +93,8 @@ def test_page_of_these(folder, tmp_path):
         "- vision: cifar10: no rows of snnk-relu with 4",
         "- vision: cifar100, ImageNet",
         "- uptraining: rte, mrpc, qnli, qqp, sst2, mnli, stsb",
-        "- uptraining: cola: k = 2, seed 0",
-        "- uptraining-images: cifar10: k = 2, seed 0",
+        "- uptraining: cola: k = 2, atoms, seed 0",
+        "- uptraining-images: cifar10: k = 2, atoms, seed 0",
         "- uptraining-images: cifar100",
         f"- compression: {compression.total(compression.QUICK) - 1} of {compression.total(compression.QUICK)} rows",
     ):
@@ -136,14 +135,19 @@ def test_a_pooler_that_was_trained_has_a_bias(folder, files, tmp_path):
 @pytest.mark.parametrize("name", ["uptraining", "uptraining-images"])
 def test_uptraining_counts_what_the_bundled_model_has(name, folder):
     rows, config = Stored(folder / f"{name}.json").rows, load(name).QUICK
-    dense, bundled = 2 * DIM * WIDTH + WIDTH + DIM, 2 * DIM * config.num_features + DIM
-    for before, after in pairwise(rows):
-        assert after["replaced"] == before["replaced"] + 1
-        assert round(1e6 * (before["stored_M"] - after["stored_M"])) == dense - bundled
-        assert before["stored_MB"] == pytest.approx(4 * before["stored_M"])
-        tokens = config.texts * config.length if name == "uptraining" else config.images * 5  # patches and the class
-        saved = tokens * 2 * DIM * (WIDTH - config.num_features)
-        assert round(1e9 * (before["multiply_adds_G"] - after["multiply_adds_G"])) == saved
+    by = {(r["replaced"], r["kind"]): r for r in rows}
+    full = by[0, uptraining.FULLY]
+    assert len(by) == len(rows) == 5
+    tokens = config.texts * config.length if name == "uptraining" else config.images * 5  # patches and the class
+    for k in (1, 2):
+        for kind, biases in ((uptraining.RANDOM, 0), (uptraining.ATOMS, config.num_features)):
+            row = by[k, kind]
+            less = 2 * DIM * (WIDTH - config.num_features) + WIDTH - biases
+            assert round(1e6 * (full["stored_M"] - row["stored_M"])) == k * less
+            assert row["stored_MB"] == pytest.approx(4 * row["stored_M"])
+            saved = k * tokens * 2 * DIM * (WIDTH - config.num_features)
+            assert round(1e9 * (full["multiply_adds_G"] - row["multiply_adds_G"])) == saved
+            assert row["steps"] == full["steps"] > 0
 
 
 def test_more_blocks_than_there_are_are_all_of_them(files, tmp_path):
@@ -152,7 +156,8 @@ def test_more_blocks_than_there_are_are_all_of_them(files, tmp_path):
     source = Source(files["data_dir"], files["model"])
     results = Results(tmp_path / "rows.json", config, source=source.names)
     rows = list(uptraining.run(config, results, source))
-    assert [(r["replaced"], r["blocks"], r["model"]) for r in rows] == [(2, 2, "tiny-bert")]
+    assert [(r["replaced"], r["kind"]) for r in rows] == [(2, uptraining.RANDOM), (2, uptraining.ATOMS)]
+    assert {(r["blocks"], r["model"]) for r in rows} == {(2, "tiny-bert")}
     assert files["data_dir"] not in results.path.read_text()
 
 
@@ -288,21 +293,6 @@ def test_claims_of_the_others():
     assert [(c["ours"], c["holds"]) for c in vision.claims(Rows(rows, seed=0, test_rows=400))[2:]] == [
         ("diverged", False)
     ]
-
-    def up(k, score, size):
-        facts = {"blocks": 12, "metric": "mcc", "model": "some", "steps": 9, "paper_full": 59.5, "seed": 0}
-        facts |= {"late_gain": 0.0}
-        facts |= {"trained": 7, "validation": score, "start_validation": 57.0}
-        return {"task": "cola", "replaced": k, "score": score, "stored_MB": size, "multiply_adds_G": size, **facts}
-
-    claims = uptraining.claims(Rows([up(0, 60.0, 100.0), up(6, 58.5, 55.0), up(12, 0.0, 1.0)]))
-    assert [c["holds"] for c in claims] == [True, True] and "k = 6 of 12: 45 % of the size" in claims[0]["ours"]
-    claims = uptraining.claims(Rows([up(0, 60.0, 100.0), up(4, 57.0, 80.0)]))
-    assert [c["holds"] for c in claims] == [False, False]
-    assert "60.00 -> 57.00 (7 trained, no better than its start); some" in claims[1]["ours"]
-    assert uptraining.claims(Rows([up(4, 57.0, 80.0)])) == []
-    claims = uptraining.claims(Rows([up(0, 60.0, 100.0), up(4, 59.0, 70.0), up(6, None, None)]))  # no smaller k instead
-    assert [(c["ours"], c["holds"]) for c in claims] == [("k = 6 of 12: diverged", False)]
 
     def kept(way, keep, spearman, cosine):
         return {"way": way, "keep": keep, "spearman": spearman, "cosine": cosine, "seed": 0, "model": "some"}
