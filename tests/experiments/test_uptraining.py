@@ -61,6 +61,22 @@ def test_a_sentence_encoder_compares_the_two_texts_of_a_row(files, tmp_path):
     assert body < head < 1.1 * body  # the classifier alone differs
 
 
+def test_trainings_go_to_the_last_epoch(monkeypatch):
+    asked = []
+    monkeypatch.setattr(uptraining, "tuned", lambda files, variant, **options: asked.append((variant, options)))
+    config = uptraining.Config()
+    for k, kind in uptraining.cells((0, 3)):
+        row = uptraining.uptrained({}, k, kind, config, "mcc", {}, limit_train=9)
+        assert row["score"] is None
+    assert [(options["method"], variant is not None) for variant, options in asked] == [
+        ("full", False),
+        ("uptrain", False),
+        ("uptrain", True),
+    ]
+    for _, options in asked:
+        assert options["patience"] >= options["epochs"] == config.epochs and options["limit_train"] == 9
+
+
 def test_claims_about_half_of_the_blocks():
     claims = uptraining.claims(Rows([up(0, 60.0, 100.0), up(6, 58.5, 55.0), up(12, 0.0, 1.0)]))
     assert [c["holds"] for c in claims] == [True, True] and "k = 6 of 12: 45 % of the size" in claims[0]["ours"]
