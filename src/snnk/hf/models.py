@@ -135,19 +135,6 @@ def headless_class(config: PretrainedConfig) -> Any:
     return AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
 
 
-def refuse_neurons(model: PreTrainedModel) -> None:
-    """A ValueError for a model whose classifier reads the neurons of blocks that compression would replace."""
-    from snnk.hf.classify.means import READINGS, other_pooling  # late: it needs the layers of snnk.hf.replace
-
-    pooling = getattr(model.config, "snnk_pooling", None)
-    if pooling in READINGS and READINGS[pooling].neurons:
-        other = other_pooling(pooling, neurons=False)
-        raise ValueError(
-            f"the classifier was tuned with pooling {pooling!r} and reads neurons that compression would remove: tune "
-            f"with pooling {other!r} and compress the result, or export this model in int8"
-        )
-
-
 def reads_pairs(config: PretrainedConfig) -> bool:
     """Whether the configuration of a model with a head for classes shows that it reads pairs of texts.
 

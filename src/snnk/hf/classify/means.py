@@ -75,6 +75,17 @@ def other_pooling(pooling: str, **changes: bool) -> str:
     return next(name for name, reading in READINGS.items() if reading == wanted)
 
 
+def refuse_neurons(model: PreTrainedModel) -> None:
+    """A ValueError for a model whose classifier reads the neurons of blocks that compression would replace."""
+    pooling = getattr(model.config, "snnk_pooling", None)
+    if pooling in READINGS and READINGS[pooling].neurons:
+        other = other_pooling(pooling, neurons=False)
+        raise ValueError(
+            f"the classifier was tuned with pooling {pooling!r} and reads neurons that compression would remove: tune "
+            f"with pooling {other!r} and compress the result, or export this model in int8"
+        )
+
+
 class MeanPooler(nn.Module):
     """Replaces BERT's pooler; the hook replaces its output by the mean."""
 

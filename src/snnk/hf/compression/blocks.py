@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from snnk import _checks
+from snnk.hf.classify.means import refuse_neurons
 from snnk.hf.compression.agreement import agreement
 from snnk.hf.compression.attention import Calls, fit_attention
 from snnk.hf.compression.causal import is_causal
@@ -33,7 +34,7 @@ from snnk.hf.cost import stored
 from snnk.hf.finding import find_blocks
 from snnk.hf.low_rank import LowRank
 from snnk.hf.model_blocks import FFN, KEPT, Attention, ModelBlock
-from snnk.hf.models import Batch, check_batches, evaluating, refuse_neurons, without_gguf_
+from snnk.hf.models import Batch, check_batches, evaluating, without_gguf_
 from snnk.hf.record import ActivationCache, Reached, hold_out, unreached
 from snnk.hf.replace import Replacement
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from snnk.hf.calibration import HELD_OUT, Calibration, load_calibration
+from snnk.hf.classify.means import refuse_neurons
 from snnk.hf.compression.causal import is_causal
 from snnk.hf.compression.outputs import MEAN, POOLINGS, Outputs, probe
 from snnk.hf.compression.settings import TIMED, export_settings
@@ -23,7 +24,6 @@ from snnk.hf.models import (
     load_processor,
     read_config,
     reads_pairs,
-    refuse_neurons,
     set_padding,
     token_limit,
 )
