@@ -251,7 +251,8 @@ def _pooling(config: FinetuneConfig, method: Method, images: bool, pairs: bool) 
     """The pooling that was asked for, or the default.
 
     The default is the method's own; for a sentence encoder, whose pooler was never trained, it is the mean, and for its
-    pairs of texts comparisons of means.
+    pairs of texts comparisons of means. Where the method reads neurons and the type of the model has none to read, it
+    is "layers".
     """
     found = config.pooling
     if found is None:

@@ -273,10 +273,9 @@ def _targets(labels: Tensor, task: str, k: int) -> Tensor:
 def _left_out(data: _Data, factor: RidgeFactor, along: Tensor) -> Callable[[float], Tensor]:
     """A function of lam: the predictions (n, k) for each row of the regression without that row, which are exact.
 
-    `along` has the rows in the directions of the factor's eigenvectors, (n, r).
-
     They are y - r / (1 - v) with residuals r and leverages v. With as many features as rows, both r and 1 - v go to 0
     with lam; each is therefore summed from what no lam can fit and from what lam adds, so that nothing cancels.
+    `along` has the centred rows in the directions of the factor's eigenvectors, (n, r).
     """
     y = data.y - data.shift
     shares, best = along.square() / factor.values, factor.target / factor.values[:, None]
